@@ -14,12 +14,11 @@ pub const MAGNITUDE_MAX: f32 = f32::from_bits((127 + 40) << 23);
 /// What `Q` says about one group besides its codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizedGroup {
-    /// `u = 2^(e-G)`: value = code * unit.
+    /// `u = 2^(e-G)`: value = code * unit. NaN for a group that faults its request (a NaN, an infinity or a
+    /// magnitude of `2^40` or more; its codes are zeros): every result made from it is then NaN.
     pub unit: f32,
     /// Sum of the codes.
     pub sum: i32,
-    /// False if the group holds NaN, an infinity or a magnitude of `2^40` or more; the codes are then zeros.
-    pub finite: bool,
 }
 
 /// Quantizes one group: the definition. `bits` is `G`; `codes[i] * unit` is `values[i]` rounded to 11 significant
@@ -31,10 +30,10 @@ pub fn quantize_group(bits: i32, values: &[f32], codes: &mut [i16]) -> Quantized
     assert_eq!(values.len(), codes.len(), "one code per value");
     // Maximum on the bits of |x|, so that NaN and infinity win.
     let magnitude = values.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
-    let finite = magnitude < MAGNITUDE_MAX.to_bits();
-    if magnitude < MAGNITUDE_MIN.to_bits() || !finite {
+    if magnitude < MAGNITUDE_MIN.to_bits() || magnitude >= MAGNITUDE_MAX.to_bits() {
         codes.fill(0);
-        return QuantizedGroup { unit: 0.0, sum: 0, finite };
+        let unit = if magnitude < MAGNITUDE_MIN.to_bits() { 0.0 } else { f32::NAN };
+        return QuantizedGroup { unit, sum: 0 };
     }
     // 2^(e-1) <= m < 2^e; m is normal here.
     let e = (magnitude >> 23) as i32 - 126;
@@ -48,7 +47,7 @@ pub fn quantize_group(bits: i32, values: &[f32], codes: &mut [i16]) -> Quantized
         *code = rounded as i16;
         sum += *code as i32;
     }
-    QuantizedGroup { unit: power_of_two(e - bits), sum, finite }
+    QuantizedGroup { unit: power_of_two(e - bits), sum }
 }
 
 #[inline(always)]
@@ -106,26 +105,23 @@ mod tests {
 
     #[test]
     fn edges() {
-        let check = |values: &[f32], unit: f32, sum: i32, finite: bool| {
+        let check = |values: &[f32], unit: f32, sum: i32| {
             let mut codes = vec![1; values.len()];
-            assert_eq!(
-                quantize_group(14, values, &mut codes),
-                QuantizedGroup { unit, sum, finite },
-                "{values:?}"
-            );
+            let group = quantize_group(14, values, &mut codes);
+            assert_eq!((group.unit.to_bits(), group.sum), (unit.to_bits(), sum), "{values:?}");
             codes
         };
-        check(&[0.0, -0.0], 0.0, 0, true);
-        check(&[MAGNITUDE_MIN.next_down(), 0.0], 0.0, 0, true);
-        check(&[MAGNITUDE_MIN, 0.0], (-53f32).exp2(), 8192, true);
-        check(&[MAGNITUDE_MAX, 0.0], 0.0, 0, false);
-        check(&[f32::NAN, 1.0], 0.0, 0, false);
-        check(&[f32::NEG_INFINITY, 1.0], 0.0, 0, false);
+        check(&[0.0, -0.0], 0.0, 0);
+        check(&[MAGNITUDE_MIN.next_down(), 0.0], 0.0, 0);
+        check(&[MAGNITUDE_MIN, 0.0], (-53f32).exp2(), 8192);
+        check(&[MAGNITUDE_MAX, 0.0], f32::NAN, 0);
+        check(&[f32::NAN, 1.0], f32::NAN, 0);
+        check(&[f32::NEG_INFINITY, 1.0], f32::NAN, 0);
         // Just below a power of two rounds up to the full 2^14.
-        assert_eq!(check(&[1f32.next_down(), -1f32.next_down()], (-14f32).exp2(), 0, true), [16384, -16384]);
-        // Ties at 11 bits go to even: 2049 * 2^-14 * 1 is between 2048 and 2050.
+        assert_eq!(check(&[1f32.next_down(), -1f32.next_down()], (-14f32).exp2(), 0), [16384, -16384]);
+        // Ties at 11 bits go to even: 2049 is between 2048 and 2050.
         assert_eq!(
-            check(&[0.75, 2049.0 / 16384.0, 2051.0 / 16384.0], (-14f32).exp2(), 12288 + 2048 + 2052, true)[1],
+            check(&[0.75, 2049.0 / 16384.0, 2051.0 / 16384.0], (-14f32).exp2(), 12288 + 2048 + 2052)[1],
             2048
         );
     }

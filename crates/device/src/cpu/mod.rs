@@ -1,0 +1,5 @@
+//! The CPU device: the executable definition of `docs/arithmetic.md`.
+
+pub(crate) mod isa;
+
+pub use isa::Isa;

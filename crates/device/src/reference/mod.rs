@@ -1,0 +1,1 @@
+//! The reference device: every stage in float64, nothing rounded.
