@@ -1,5 +1,7 @@
 //! The CPU device: the executable definition of `docs/arithmetic.md`.
 
 pub(crate) mod isa;
+pub(crate) mod math;
+pub(crate) mod pool;
 
 pub use isa::Isa;
