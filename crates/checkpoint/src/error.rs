@@ -19,6 +19,9 @@ pub enum Error {
     /// A name that should be a file is something else.
     #[error("{} is not a regular file", .0.display())]
     NotAFile(PathBuf),
+    /// The folder has no `config.json`.
+    #[error("{} holds no config.json: not a model folder", .0.display())]
+    NoConfig(PathBuf),
     /// The folder has no weights.
     #[error(
         "{} holds neither model.safetensors.index.json nor model.safetensors: not a model folder, \
