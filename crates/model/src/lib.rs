@@ -4,6 +4,7 @@
 //! snapshots. It holds no tensors in its signature. [`qwen3_5`] is the family; it is written once over
 //! `&mut dyn device::Device`.
 
+pub mod qwen3_5;
 mod seam;
 
 pub use device::{Adjust, Draw, Drawn, PAGE_TOKENS, Row, WINDOW_ROWS_MAX};

@@ -1,6 +1,6 @@
 //! The [`Model`] trait and the types that cross it.
 
-use device::{DeviceError, Draw, Drawn, Row};
+use device::{DeviceError, Draw, Drawn, Row, StepError};
 
 /// A running sequence: an index below [`Spec::slots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -107,6 +107,9 @@ pub enum ModelError {
     /// A device call failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The windows of a step do not fit together.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// A window, slot, page or row does not fit the model's limits.
     #[error("{what}: {found} found, {expected} expected")]
     Limit {

@@ -1,0 +1,159 @@
+//! Drafts by the MTP layer: the pending row of every asking sequence first, then a chain on the layer's own results.
+
+use device::{Draw, Drawn, host_math};
+
+use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
+use super::qwen::Qwen;
+use super::windows::{check_pages, limit};
+use crate::{Draft, DraftAsk, ModelError};
+
+/// Longest chain.
+const CHAIN_MAX: usize = 8;
+
+/// One asking sequence while its chain grows.
+struct Chain<'a> {
+    ask: &'a DraftAsk,
+    /// Which ask this is.
+    index: usize,
+    /// Longest chain within the context.
+    count: usize,
+    draft: Draft,
+}
+
+impl Qwen {
+    /// [`crate::Model::draft`].
+    pub(super) fn drafts(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError> {
+        self.logits_rows = 0;
+        let mut drafts = vec![Draft::default(); asks.len()];
+        let Some(drafted) = self.network.scratch.mtp.as_ref().map(|mtp| mtp.drafted) else {
+            return Ok(drafts);
+        };
+        let mut chains = self.chains(asks)?;
+        self.first_pass(&chains)?;
+        for position in 0..CHAIN_MAX {
+            if chains.is_empty() {
+                break;
+            }
+            let draws: Vec<Draw> =
+                chains.iter().enumerate().map(|(row, chain)| chain.draw(row, position)).collect();
+            let drawn = self.device.draw(self.network.scratch.logits, &draws)?;
+            let mut grown = Vec::new();
+            let mut windows = Vec::new();
+            for (row, (mut chain, drawn)) in chains.into_iter().zip(drawn).enumerate() {
+                let accepted = chain.take(position, &drawn);
+                if accepted && position + 1 < chain.count {
+                    windows.push(chain.window(row));
+                    grown.push(chain);
+                } else {
+                    drafts[chain.index] = chain.draft;
+                }
+            }
+            chains = grown;
+            let wanted: Vec<usize> = (0..windows.len()).collect();
+            self.network.mtp_forward(&mut *self.device, &windows, drafted, &wanted)?;
+        }
+        Ok(drafts)
+    }
+
+    /// The asks that can be answered.
+    fn chains<'a>(&mut self, asks: &'a [DraftAsk]) -> Result<Vec<Chain<'a>>, ModelError> {
+        let mut chains = Vec::new();
+        for (index, ask) in asks.iter().enumerate() {
+            let context = self.settings.context;
+            if !(1..=CHAIN_MAX).contains(&ask.count) || ask.first_max == 0 {
+                let found = format!("{} with {} alternatives", ask.count, ask.first_max);
+                return Err(limit("drafts asked for", found, format!("1 to {CHAIN_MAX} with at least 1")));
+            }
+            if ask.token as usize >= self.network.config.vocabulary {
+                let expected = format!("below {}", self.network.config.vocabulary);
+                return Err(limit("token", ask.token, expected));
+            }
+            check_pages(&ask.pages, &self.settings)?;
+            if asks[..index].iter().any(|other| other.slot == ask.slot) {
+                return Err(limit("slot asking for drafts", ask.slot.0, "each slot once"));
+            }
+            let sequence = self.sequence(ask.slot)?;
+            if ask.start != sequence.length {
+                return Err(limit("start of a draft", ask.start, sequence.length));
+            }
+            // Rows go up to index start + count - 2, and the place of the last drafted token must exist.
+            let places = context.min(ask.pages.len() * device::PAGE_TOKENS);
+            let count = ask.count.min(places.saturating_sub(ask.start));
+            if sequence.pending.is_some() && count > 0 {
+                chains.push(Chain { ask, index, count, draft: Draft::default() });
+            }
+        }
+        Ok(chains)
+    }
+
+    /// Queued and pending rows of all chains in one forward; the logits of chain `i` are row `i`.
+    fn first_pass(&mut self, chains: &[Chain<'_>]) -> Result<(), ModelError> {
+        let queued: usize =
+            chains.iter().map(|chain| self.sequences[chain.ask.slot.0 as usize].queued()).sum();
+        if queued + chains.len() > self.settings.rows_max {
+            for chain in chains {
+                self.catch_up(chain.ask.slot)?;
+            }
+        }
+        let (mut windows, mut wanted, mut rows) = (Vec::new(), Vec::new(), 0);
+        for chain in chains {
+            let ask = chain.ask;
+            let sequence = &mut self.sequences[ask.slot.0 as usize];
+            let window = sequence.take_draft(ask.slot.0, ask.token, &ask.pages);
+            let window = window.expect("chains have a pending row");
+            rows += window.rows.len();
+            wanted.push(rows - 1);
+            windows.push(window);
+        }
+        let hidden = self.network.scratch.hidden;
+        self.network.mtp_forward(&mut *self.device, &windows, hidden, &wanted)
+    }
+}
+
+impl Chain<'_> {
+    /// How the chain's token number `position` is drawn: with the target's own keys. A mask belongs to the first
+    /// token only, for what a grammar allows later depends on it.
+    fn draw(&self, row: usize, position: usize) -> Draw {
+        let first = position == 0;
+        Draw {
+            row,
+            position: self.ask.draw.position + position as u64,
+            top_logprobs: if first { self.ask.first_max as u32 } else { 0 },
+            mask: if first { self.ask.draw.mask.clone() } else { None },
+            ..self.ask.draw.clone()
+        }
+    }
+
+    /// Takes the drawn token unless the drafter doubts it or has faulted.
+    fn take(&mut self, position: usize, drawn: &Drawn) -> bool {
+        let Some(token) = drawn.token else { return false };
+        let probability = probability(drawn.logprob);
+        if probability < self.ask.confidence {
+            return false;
+        }
+        if position == 0 {
+            let others = drawn.top.iter().filter(|(id, _)| *id != token);
+            let others = others.map(|(id, logprob)| (*id, self::probability(*logprob)));
+            let all = std::iter::once((token, probability)).chain(others);
+            self.draft.first = all.take(self.ask.first_max).collect();
+        }
+        self.draft.tokens.push(token);
+        self.draft.probabilities.push(probability);
+        true
+    }
+
+    /// The next row: the token just taken on the result of row `row`. Chained rows stand beyond the committed ones
+    /// and are written again from the model's own hidden states once their tokens are committed.
+    fn window(&self, row: usize) -> MtpWindow {
+        let taken = self.draft.tokens.len();
+        let index = self.ask.start + taken - 1;
+        let position = (index as i64 + self.ask.rope_delta).max(0) as u32;
+        let token = self.draft.tokens[taken - 1];
+        let row = MtpRow { next: Next::Token(token), hidden: Hidden::Device(row), position: [position; 3] };
+        MtpWindow { slot: self.ask.slot.0, start: index, rows: vec![row], pages: self.ask.pages.clone() }
+    }
+}
+
+fn probability(logprob: f32) -> f32 {
+    host_math::exp(f64::from(logprob)) as f32
+}

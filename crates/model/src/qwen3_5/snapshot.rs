@@ -1,0 +1,188 @@
+//! Snapshots and pages, on the device and as bytes.
+//!
+//! Bytes of a snapshot: magic, then little-endian: length u64, pending 0 or 1 u32, width 4 or 8 u32 (f32 where every
+//! value is one, else f64), and if pending its three positions u32 and `hidden` floats; then per delta-net layer the
+//! recurrent and the convolution state. Floats have the width given.
+
+use device::DeltaState;
+
+use super::config::{Config, MixerKind};
+use super::plan::state_bytes;
+use super::qwen::Qwen;
+use super::sequence::Pending;
+use super::windows::limit;
+use crate::{ModelError, SnapshotId};
+
+const MAGIC: &[u8; 8] = b"clarysn1";
+/// Magic, length, pending, width.
+const HEAD_BYTES: usize = 24;
+
+/// What the host keeps of a snapshot; its states are on the device, at place `slots + id`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Snapshot {
+    pub(super) length: usize,
+    pub(super) pending: Option<Pending>,
+}
+
+/// Bytes of a snapshot of f32 states.
+pub(super) fn snapshot_bytes(config: &Config, mtp: bool) -> usize {
+    let pending = if mtp { 12 + 4 * config.hidden } else { 0 };
+    HEAD_BYTES + pending + state_bytes(config) as usize
+}
+
+impl Qwen {
+    /// Place of a snapshot in the state pools.
+    pub(super) fn snapshot_place(&self, id: SnapshotId) -> Result<u32, ModelError> {
+        let count = self.snapshots.len();
+        match (id.0 as usize) < count {
+            true => Ok(self.settings.slots as u32 + id.0),
+            false => Err(limit("snapshot", id.0, format!("below {count}"))),
+        }
+    }
+
+    /// A snapshot that holds something.
+    pub(super) fn saved(&self, id: SnapshotId) -> Result<&Snapshot, ModelError> {
+        self.snapshot_place(id)?;
+        let saved = self.snapshots[id.0 as usize].as_ref();
+        saved.ok_or_else(|| limit("snapshot", format!("{} (empty)", id.0), "a saved one"))
+    }
+
+    pub(super) fn write_snapshot(&mut self, id: SnapshotId) -> Result<Vec<u8>, ModelError> {
+        let Snapshot { length, pending } = self.saved(id)?.clone();
+        let place = self.snapshot_place(id)?;
+        let pools = self.network.pools.states.clone();
+        let states =
+            pools.iter().map(|pool| self.device.state_read(*pool, place)).collect::<Result<Vec<_>, _>>()?;
+        let mut parts: Vec<&[f64]> = Vec::new();
+        parts.extend(pending.as_ref().map(|pending| &pending.hidden[..]));
+        parts.extend(states.iter().flat_map(|state| [&state.recurrent[..], &state.conv[..]]));
+        let narrow = parts.iter().all(|part| part.iter().all(|x| is_f32(*x)));
+        let width = if narrow { 4 } else { 8 };
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&(length as u64).to_le_bytes());
+        bytes.extend_from_slice(&u32::from(pending.is_some()).to_le_bytes());
+        bytes.extend_from_slice(&(width as u32).to_le_bytes());
+        if let Some(pending) = &pending {
+            pending.position.iter().for_each(|p| bytes.extend_from_slice(&p.to_le_bytes()));
+        }
+        for value in parts.into_iter().flatten() {
+            match narrow {
+                true => bytes.extend_from_slice(&(*value as f32).to_le_bytes()),
+                false => bytes.extend_from_slice(&value.to_le_bytes()),
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn read_snapshot(&mut self, id: SnapshotId, bytes: &[u8]) -> Result<(), ModelError> {
+        let place = self.snapshot_place(id)?;
+        let config = &self.network.config;
+        let parsed = parse(bytes, config, self.network.weights.mtp.is_some());
+        let (snapshot, states) = parsed.ok_or_else(|| {
+            let expected = "a snapshot that this model exported, with the same MTP setting";
+            limit("snapshot", format!("{} other bytes", bytes.len()), expected)
+        })?;
+        if snapshot.length > self.settings.context {
+            let expected = format!("at most {}", self.settings.context);
+            return Err(limit("tokens of a snapshot", snapshot.length, expected));
+        }
+        // Until all layers are written the place holds no snapshot.
+        self.snapshots[id.0 as usize] = None;
+        for (pool, state) in self.network.pools.states.iter().zip(&states) {
+            self.device.state_write(*pool, place, state)?;
+        }
+        self.snapshots[id.0 as usize] = Some(snapshot);
+        Ok(())
+    }
+
+    pub(super) fn write_page(&mut self, page: u32) -> Result<Vec<u8>, ModelError> {
+        self.check_page(page)?;
+        let mut bytes = Vec::new();
+        for pool in &self.network.pools.kv {
+            bytes.extend(self.device.kv_export(*pool, page)?);
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn read_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError> {
+        self.check_page(page)?;
+        // All pools have one shape, so a page is equal parts.
+        let pools = &self.network.pools.kv;
+        if pools.is_empty() && bytes.is_empty() {
+            return Ok(());
+        }
+        if bytes.is_empty() || pools.is_empty() || !bytes.len().is_multiple_of(pools.len()) {
+            let expected = format!("{} equal parts", pools.len());
+            return Err(limit("bytes of a page", bytes.len(), expected));
+        }
+        for (pool, part) in pools.iter().zip(bytes.chunks_exact(bytes.len() / pools.len())) {
+            self.device.kv_import(*pool, page, part)?;
+        }
+        Ok(())
+    }
+
+    fn check_page(&self, page: u32) -> Result<(), ModelError> {
+        super::windows::check_pages(&[page], &self.settings)
+    }
+}
+
+fn is_f32(value: f64) -> bool {
+    f64::from(value as f32).to_bits() == value.to_bits() || value.is_nan()
+}
+
+/// The snapshot and one state per delta-net layer; `None` if the bytes are anything else.
+fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<(Snapshot, Vec<DeltaState>)> {
+    let mut reader = Reader { rest: bytes.strip_prefix(MAGIC)?, width: 0 };
+    let length = usize::try_from(u64::from_le_bytes(*reader.take::<8>()?)).ok()?;
+    let pending = reader.word()?;
+    reader.width = reader.word()? as usize;
+    // A sequence with MTP has a pending row unless it is empty.
+    if pending != u32::from(mtp && length > 0) || ![4, 8].contains(&reader.width) {
+        return None;
+    }
+    let layers = config.layers_of(MixerKind::DeltaNet).count();
+    let floats = layers * (config.delta.recurrent() + config.delta.conv());
+    let hidden = pending as usize * config.hidden;
+    if reader.rest.len() != 12 * pending as usize + (hidden + floats) * reader.width {
+        return None;
+    }
+    let pending = match pending {
+        0 => None,
+        _ => {
+            let position = [reader.word()?, reader.word()?, reader.word()?];
+            Some(Pending { hidden: reader.floats(config.hidden)?, position })
+        }
+    };
+    let state = |reader: &mut Reader<'_>| {
+        let recurrent = reader.floats(config.delta.recurrent())?;
+        Some(DeltaState { recurrent, conv: reader.floats(config.delta.conv())? })
+    };
+    let states = (0..layers).map(|_| state(&mut reader)).collect::<Option<Vec<_>>>()?;
+    Some((Snapshot { length, pending }, states))
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    width: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+        let (head, rest) = self.rest.split_first_chunk()?;
+        self.rest = rest;
+        Some(head)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take().map(|bytes| u32::from_le_bytes(*bytes))
+    }
+
+    fn floats(&mut self, count: usize) -> Option<Vec<f64>> {
+        let read = |reader: &mut Self| match reader.width {
+            4 => reader.take().map(|bytes| f64::from(f32::from_le_bytes(*bytes))),
+            _ => reader.take().map(|bytes| f64::from_le_bytes(*bytes)),
+        };
+        (0..count).map(|_| read(self)).collect()
+    }
+}
