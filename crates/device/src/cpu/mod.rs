@@ -1,6 +1,7 @@
 //! The CPU device: the executable definition of `docs/arithmetic.md`.
 
 pub(crate) mod isa;
+pub(crate) mod linear;
 pub(crate) mod math;
 pub(crate) mod pool;
 

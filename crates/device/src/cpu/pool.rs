@@ -280,11 +280,25 @@ impl<'a, T> Disjoint<'a, T> {
     ///
     /// # Panics
     /// If the range is not inside the slice.
+    #[inline(always)]
     #[allow(clippy::mut_from_ref)] // the contract above takes the place of the borrow
     pub(crate) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {}", self.len);
         // SAFETY: inside the slice, and not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// Writes element `at`.
+    ///
+    /// # Safety
+    /// As for [`Self::range`].
+    ///
+    /// # Panics
+    /// If the element is not inside the slice.
+    #[inline(always)]
+    pub(crate) unsafe fn set(&self, at: usize, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { self.range(at..at + 1)[0] = value };
     }
 }
 

@@ -1,0 +1,239 @@
+//! Dense matrices as stored: `docs/arithmetic.md`, dense matrix. An f32 dot over 64 lanes, lane = k mod 64, by fma
+//! from +0 in ascending order, then the halving tree; missing products are `fma(0, 0, lane)`.
+//!
+//! [`multiply`] is the entry. The scalar body is the definition; the vector body keeps the 64 lanes of several
+//! outputs and rows in registers, so that weights and activations are loaded once for all of them.
+
+use std::ops::Range;
+
+use quant::{Dtype, Matrix, read_float_row};
+
+use super::kernel::Engine;
+use crate::cpu::{
+    isa::{Isa, Kind},
+    pool::Disjoint,
+};
+
+/// Lanes of the sum.
+const LANES: usize = 64;
+
+/// What a body gets; sizes were checked against each other.
+struct Args<'a> {
+    dtype: Dtype,
+    cols: usize,
+    /// Outputs worked on, and how many a row has.
+    outputs: Range<usize>,
+    outputs_all: usize,
+    /// All weights.
+    weights: &'a [u8],
+    rows: Range<usize>,
+    /// Activations `[rows, cols]`.
+    x: &'a [f32],
+    out: &'a Disjoint<'a, f32>,
+}
+
+impl Args<'_> {
+    fn weights(&self, output: usize) -> &[u8] {
+        let bytes = self.cols * self.dtype.size();
+        &self.weights[output * bytes..(output + 1) * bytes]
+    }
+
+    fn x(&self, row: usize) -> &[f32] {
+        &self.x[row * self.cols..(row + 1) * self.cols]
+    }
+
+    fn put(&self, row: usize, output: usize, value: f32) {
+        let at = row * self.outputs_all + output;
+        // SAFETY: `multiply`'s caller gives each output of each row to one task.
+        unsafe { self.out.set(at, value) };
+    }
+}
+
+/// `out[row][output] = weights[output] . x[row]` for the given outputs and rows; `out` is `[rows, matrix.rows()]`.
+///
+/// # Safety
+/// No other task may write these outputs of these rows at the same time.
+pub(super) unsafe fn multiply(
+    isa: Isa,
+    matrix: &Matrix,
+    dtype: Dtype,
+    outputs: Range<usize>,
+    x: &[f32],
+    rows: Range<usize>,
+    out: &Disjoint<'_, f32>,
+) {
+    let (cols, outputs_all) = (matrix.cols(), matrix.rows());
+    assert!(outputs.end <= outputs_all && rows.end * cols <= x.len(), "outputs {outputs:?}, rows {rows:?}");
+    let weights = matrix.codes();
+    assert_eq!(weights.len(), outputs_all * cols * dtype.size(), "dense weights");
+    let args = Args { dtype, cols, outputs, outputs_all, weights, rows, x, out };
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, and the sizes were checked.
+        Kind::Avx512 | Kind::Avx512Vnni => unsafe { x86::avx512(&args) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx2 => unsafe { x86::avx2(&args) },
+        _ => scalar(&args),
+    }
+}
+
+/// The definition.
+fn scalar(args: &Args<'_>) {
+    let mut weights = vec![0f32; args.cols];
+    for output in args.outputs.clone() {
+        read_float_row(args.dtype, args.weights(output), &mut weights);
+        for row in args.rows.clone() {
+            let mut lanes = [0f32; LANES];
+            for (weights, x) in weights.chunks(LANES).zip(args.x(row).chunks(LANES)) {
+                for (lane, sum) in lanes.iter_mut().enumerate() {
+                    let (w, x) = if lane < x.len() { (weights[lane], x[lane]) } else { (0.0, 0.0) };
+                    *sum = w.mul_add(x, *sum);
+                }
+            }
+            args.put(row, output, tree(&mut lanes));
+        }
+    }
+}
+
+/// `lane[i] += lane[i + h]`, h from half the lanes down to 1; a power of two of lanes.
+#[inline(always)]
+fn tree(lanes: &mut [f32]) -> f32 {
+    let mut half = lanes.len() / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The vector body, `R` rows by `O` outputs at a time; `V` vectors make 64 lanes.
+#[inline(always)]
+unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>) {
+    let mut output = args.outputs.start;
+    while output < args.outputs.end {
+        let several = output + O <= args.outputs.end;
+        let mut row = args.rows.start;
+        while row < args.rows.end {
+            let many = row + R <= args.rows.end;
+            // SAFETY: the caller has the engine's instructions; rows and outputs are inside.
+            unsafe {
+                match (many, several) {
+                    (true, true) => dots::<E, V, R, O>(args, row, output),
+                    (true, false) => dots::<E, V, R, 1>(args, row, output),
+                    (false, true) => dots::<E, V, 1, O>(args, row, output),
+                    (false, false) => dots::<E, V, 1, 1>(args, row, output),
+                }
+            }
+            row += if many { R } else { 1 };
+        }
+        output += if several { O } else { 1 };
+    }
+}
+
+/// The dots of `R` rows and `O` outputs.
+#[inline(always)]
+unsafe fn dots<E: Engine, const V: usize, const R: usize, const O: usize>(
+    args: &Args<'_>,
+    row: usize,
+    output: usize,
+) {
+    let size = args.dtype.size();
+    // SAFETY of all blocks: `Engine`; pointers stay inside the rows, and the last, partial step reads padded copies.
+    let mut lanes = unsafe { [[[E::splat(0.0); V]; O]; R] };
+    let weights: [*const u8; O] = std::array::from_fn(|o| args.weights(output + o).as_ptr());
+    let x: [*const f32; R] = std::array::from_fn(|r| args.x(row + r).as_ptr());
+    let whole = args.cols / LANES * LANES;
+    for k in (0..whole).step_by(LANES) {
+        unsafe {
+            let (weights, x) = (weights.map(|w| w.add(k * size)), x.map(|x| x.add(k)));
+            match args.dtype {
+                Dtype::Bf16 => step::<E, V, R, O>(Dtype::Bf16, &weights, &x, &mut lanes),
+                Dtype::F16 => step::<E, V, R, O>(Dtype::F16, &weights, &x, &mut lanes),
+                Dtype::F32 => step::<E, V, R, O>(Dtype::F32, &weights, &x, &mut lanes),
+            }
+        }
+    }
+    if whole < args.cols {
+        let mut weight_tail = [[0u8; LANES * 4]; O];
+        let mut x_tail = [[0f32; LANES]; R];
+        for (o, tail) in weight_tail.iter_mut().enumerate() {
+            let rest = &args.weights(output + o)[whole * size..];
+            tail[..rest.len()].copy_from_slice(rest);
+        }
+        for (r, tail) in x_tail.iter_mut().enumerate() {
+            let rest = &args.x(row + r)[whole..];
+            tail[..rest.len()].copy_from_slice(rest);
+        }
+        let (weights, x) =
+            (weight_tail.each_ref().map(|w| w.as_ptr()), x_tail.each_ref().map(|x| x.as_ptr()));
+        unsafe { step::<E, V, R, O>(args.dtype, &weights, &x, &mut lanes) };
+    }
+    for (r, lanes) in lanes.iter_mut().enumerate() {
+        for (o, lanes) in lanes.iter_mut().enumerate() {
+            args.put(row + r, output + o, unsafe { vector_tree::<E, V>(lanes) });
+        }
+    }
+}
+
+/// One fma in each of the 64 lanes of all dots.
+#[inline(always)]
+unsafe fn step<E: Engine, const V: usize, const R: usize, const O: usize>(
+    dtype: Dtype,
+    weights: &[*const u8; O],
+    x: &[*const f32; R],
+    lanes: &mut [[[E::Floats; V]; O]; R],
+) {
+    for v in 0..V {
+        let at = v * E::LANES;
+        // SAFETY: the caller's pointers are good for 64 elements.
+        unsafe {
+            let weights = weights.map(|w| E::load(dtype, w.add(at * dtype.size())));
+            for (r, lanes) in lanes.iter_mut().enumerate() {
+                let x = E::load(Dtype::F32, x[r].add(at).cast());
+                for (lanes, w) in lanes.iter_mut().zip(weights) {
+                    lanes[v] = E::fma(w, x, lanes[v]);
+                }
+            }
+        }
+    }
+}
+
+/// [`tree`] over 64 lanes in `V` vectors: whole vectors first, then inside the last one.
+#[inline(always)]
+unsafe fn vector_tree<E: Engine, const V: usize>(lanes: &mut [E::Floats; V]) -> f32 {
+    let mut half = V / 2;
+    // SAFETY: `Engine`; the buffer holds the widest vector.
+    unsafe {
+        while half > 0 {
+            for v in 0..half {
+                lanes[v] = E::add(lanes[v], lanes[v + half]);
+            }
+            half /= 2;
+        }
+        let mut last = [0f32; 16];
+        E::store(lanes[0], last.as_mut_ptr());
+        tree(&mut last[..E::LANES])
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{super::x86, Args, vector};
+
+    // 3 rows by 2 outputs by 4 vectors fill 24 of 32 registers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2")]
+    pub(super) unsafe fn avx512(args: &Args<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { vector::<x86::Avx512, 4, 3, 2>(args) }
+    }
+
+    // One dot is 8 of 16 registers.
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+    pub(super) unsafe fn avx2(args: &Args<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { vector::<x86::Avx2, 8, 1, 1>(args) }
+    }
+}
