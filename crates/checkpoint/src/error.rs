@@ -379,6 +379,12 @@ pub enum Problem {
         /// What the shapes say.
         tensors: String,
     },
+    /// One module has several entries in the table of config.json, and they differ.
+    #[error("{module}: config.json has different entries for two spellings of this module")]
+    Spellings {
+        /// Module path.
+        module: String,
+    },
     /// `weight_shape` contradicts the packed tensor.
     #[error("{module}: weight_shape holds {found:?}, {expected:?} expected")]
     WeightShape {
@@ -438,8 +444,9 @@ impl Problem {
             Self::Bits { .. } => 9,
             Self::Group { .. } => 10,
             Self::Table { .. } => 11,
-            Self::WeightShape { .. } => 12,
-            Self::NonFinite { .. } => 13,
+            Self::Spellings { .. } => 12,
+            Self::WeightShape { .. } => 13,
+            Self::NonFinite { .. } => 14,
         }
     }
 }

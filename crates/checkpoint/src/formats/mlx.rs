@@ -54,10 +54,7 @@ impl Table {
             };
             let name = names::canonical(key);
             if entries.insert(name, declared).is_some_and(|other| other != declared) {
-                let config = format!("{declared} under this spelling and something else under another");
-                return Err(
-                    Problem::Table { module: key.clone(), config, tensors: "one of them".into() }.into()
-                );
+                return Err(Problem::Spellings { module: key.clone() }.into());
             }
         }
         Ok(Self { bits, group, entries })
