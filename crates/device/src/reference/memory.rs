@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use quant::Matrix;
 
-use super::{Reference, Result, below, delta_rule::Kept, expect, failed};
+use super::{Reference, Result, below, delta_rule::Kept, expect, failed, linear::Weights};
 use crate::{
     Buffer, DeltaShape, DeviceError, ExpertsRef, KvPool, KvShape, MatrixRef, Memory, PAGE_TOKENS, Picks,
     Rotary, StatePool, VectorRef,
@@ -27,9 +27,9 @@ pub(super) struct PickRows {
 
 /// The routed experts of a layer: gate and up `[I, H]`, down `[H, I]`.
 pub(super) struct Experts {
-    pub(super) gate: Vec<Matrix>,
-    pub(super) up: Vec<Matrix>,
-    pub(super) down: Vec<Matrix>,
+    pub(super) gate: Vec<Weights>,
+    pub(super) up: Vec<Weights>,
+    pub(super) down: Vec<Weights>,
 }
 
 /// Cosines and sines `[positions, half]` and the axis of each frequency.
@@ -73,7 +73,12 @@ impl PickRows {
 }
 
 impl Experts {
-    pub(super) fn new(gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<Self> {
+    pub(super) fn new(
+        gate: &[Matrix],
+        up: &[Matrix],
+        down: &[Matrix],
+        wide_bytes: &mut usize,
+    ) -> Result<Self> {
         let stage = "experts";
         expect(stage, "number of up matrices", up.len(), gate.len())?;
         expect(stage, "number of down matrices", down.len(), gate.len())?;
@@ -88,7 +93,10 @@ impl Experts {
                 expect(stage, &format!("columns of a {what} matrix"), matrix.cols(), cols)?;
             }
         }
-        Ok(Self { gate: gate.to_vec(), up: up.to_vec(), down: down.to_vec() })
+        let mut take = |matrices: &[Matrix]| -> Result<Vec<Weights>> {
+            matrices.iter().map(|matrix| Weights::new(stage, matrix, wide_bytes)).collect()
+        };
+        Ok(Self { gate: take(gate)?, up: take(up)?, down: take(down)? })
     }
 }
 
@@ -208,7 +216,7 @@ pub(super) fn matrix<'a>(
     device: &'a Reference,
     stage: &'static str,
     handle: MatrixRef,
-) -> Result<&'a Matrix> {
+) -> Result<&'a Weights> {
     entry(stage, "matrix", &device.matrices, handle.0)
 }
 
@@ -367,7 +375,7 @@ pub(super) fn place_mut<'a>(
 pub(super) fn held(device: &Reference) -> Memory {
     let floats = |count: usize| count as u64 * 8;
     let matrices = device.experts.iter().flat_map(|e| e.gate.iter().chain(&e.up).chain(&e.down));
-    let stored: usize = matrices.chain(&device.matrices).map(Matrix::bytes).sum();
+    let stored: usize = matrices.chain(&device.matrices).map(Weights::bytes).sum();
     let vectors: usize = device.vectors.iter().map(Vec::len).sum();
     let tables: usize = device.rotaries.iter().map(|r| r.cos.len() + r.sin.len()).sum();
     let pages: usize = device.kv.iter().flat_map(|pool| &pool.pages).map(Vec::len).sum();

@@ -1,10 +1,10 @@
 //! The reference device: every stage in float64, nothing rounded.
 //!
 //! It computes what `docs/model.md` says, not how `docs/arithmetic.md` rounds it, and judges the errors of the other
-//! devices. Weights keep their stored codes and are dequantized to float64 where they are used; K/V and states are
-//! float64, whatever form was asked for. Faults travel as NaN as on other devices. Sums have a fixed order, so a row
-//! has the same bits in any window, chunk or company here too; other hosts may differ in the last bits, because
-//! exponentials come from the platform.
+//! devices. Weights are dequantized to float64, at load while they are few and where they are used beyond that; K/V
+//! and states are float64, whatever form was asked for. Faults travel as NaN as on other devices. Sums have a fixed
+//! order, so a row has the same bits in any window, chunk or company here too; other hosts may differ in the last
+//! bits, because exponentials come from the platform.
 
 mod attention;
 mod delta_rule;
@@ -23,6 +23,7 @@ use crate::{
     AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef, KvPool,
     KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, cpu::Isa,
 };
+use linear::Weights;
 use memory::{ActivationRows, Experts, KvPages, PickRows, RotaryTable, StatePlaces};
 
 type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -34,7 +35,8 @@ const MAGNITUDE_MAX: f64 = quant::MAGNITUDE_MAX as f64;
 pub struct Reference {
     threads: usize,
     isa: Isa,
-    matrices: Vec<Matrix>,
+    matrices: Vec<Weights>,
+    wide_bytes: usize,
     experts: Vec<Experts>,
     vectors: Vec<Vec<f64>>,
     rotaries: Vec<RotaryTable>,
@@ -52,6 +54,7 @@ impl Reference {
             threads: threads.max(1),
             isa: Isa::detect(),
             matrices: Vec::new(),
+            wide_bytes: 0,
             experts: Vec::new(),
             vectors: Vec::new(),
             rotaries: Vec::new(),
@@ -94,12 +97,12 @@ impl Device for Reference {
     }
 
     fn matrix(&mut self, source: &Matrix) -> Result<MatrixRef> {
-        self.matrices.push(source.clone());
+        self.matrices.push(Weights::new("matrix", source, &mut self.wide_bytes)?);
         Ok(MatrixRef(memory::last(&self.matrices)))
     }
 
     fn experts(&mut self, gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<ExpertsRef> {
-        self.experts.push(Experts::new(gate, up, down)?);
+        self.experts.push(Experts::new(gate, up, down, &mut self.wide_bytes)?);
         Ok(ExpertsRef(memory::last(&self.experts)))
     }
 

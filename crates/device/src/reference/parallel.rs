@@ -38,3 +38,18 @@ pub(super) fn parallel<T: Send, R: Send>(
     results.sort_unstable_by_key(|&(at, _)| at);
     results.into_iter().map(|(_, result)| result).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_keep_the_order_of_the_items() {
+        let items: Vec<u64> = (0..500).collect();
+        let expected: Vec<u64> = items.iter().map(|x| x * x).collect();
+        for threads in [1, 2, 7, 1000] {
+            assert_eq!(parallel(threads, items.clone(), |x| x * x), expected);
+        }
+        assert!(parallel(4, Vec::<u8>::new(), |x| x).is_empty());
+    }
+}

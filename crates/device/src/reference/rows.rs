@@ -40,7 +40,7 @@ pub(super) fn embed(device: &mut Reference, table: MatrixRef, out: Buffer) -> Re
     for (row, out) in device.step.rows().iter().zip(values.chunks_exact_mut(width)) {
         if let Some(token) = row.token {
             below(stage, "token", token as usize, matrix.rows())?;
-            dequantize_row_f64(matrix, token as usize, out);
+            dequantize_row_f64(&matrix.stored, token as usize, out);
         }
     }
     memory::store(device, stage, out, width, &values)

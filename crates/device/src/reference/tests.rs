@@ -1,1 +1,0 @@
-//! Tests of the reference device over whole stages.
