@@ -1,8 +1,9 @@
 //! Sine, cosine, exponential, logarithm and power in float64, and the rotary tables made of them.
 //!
-//! Made of additions, subtractions, multiplications, divisions and bit operations only: no function of a platform's
-//! mathematics library, not even `fma` (a library call where the processor's is not enabled), so every host gives
-//! the same bits (`docs/arithmetic.md`, rules 1 and 2). For tables at load, not for inner loops of a step.
+//! Made of additions, subtractions, multiplications, divisions and bit operations only: no function of a
+//! platform's mathematics library, not even `fma` (a library call where the processor's is not enabled), so
+//! every host gives the same bits (`docs/arithmetic.md`, rules 1 and 2). For tables at load, not for inner
+//! loops of a step.
 
 use std::f64::consts::{FRAC_2_PI, LN_2, LOG2_E};
 
@@ -52,7 +53,8 @@ impl Double {
         Self { high, low: (a - (high - shadow)) + (b - shadow) }
     }
 
-    /// `a * b` exactly, for magnitudes between about 2^-480 and 2^990: each factor is split into halves of 26 bits.
+    /// `a * b` exactly, for magnitudes between about 2^-480 and 2^990: each factor is split into halves of 26
+    /// bits.
     #[inline(always)]
     fn product(a: f64, b: f64) -> Self {
         const SPLIT: f64 = 134_217_729.0; // 2^27 + 1
@@ -94,14 +96,15 @@ fn nearest(x: f64) -> f64 {
     (x + MAGIC) - MAGIC
 }
 
-/// Sine and cosine of `x` radians, absolute error below 2^-53. NaN for NaN, infinities and beyond [`ANGLE_MAX`].
+/// Sine and cosine of `x` radians, absolute error below 2^-53. NaN for NaN, infinities and beyond
+/// [`ANGLE_MAX`].
 #[inline]
 pub fn sin_cos(x: f64) -> (f64, f64) {
     if x.is_nan() || x.abs() > ANGLE_MAX {
         return (f64::NAN, f64::NAN);
     }
-    // x - n pi/2 = r.high + r.low. The first difference is exact (n <= 1909860 < 2^21, and x and n pi/2 lie within a
-    // factor of two), the second as a pair; the third part's rounding is below 2^-95.
+    // x - n pi/2 = r.high + r.low. The first difference is exact (n <= 1909860 < 2^21, and x and n pi/2 lie
+    // within a factor of two), the second as a pair; the third part's rounding is below 2^-95.
     let n = nearest(x * FRAC_2_PI);
     let r = Double::sum(x - n * HALF_PI[0], -(n * HALF_PI[1]));
     let r = Double::sum(r.high, r.low - n * HALF_PI[2]);
@@ -194,8 +197,8 @@ fn log_double(x: f64) -> Double {
         m *= 0.5;
         k += 1;
     }
-    // log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172: 2 s (1 + z/3 + z^2/5 + ...), z = s^2. Terms from z^5 on
-    // are below 2^-28 of the sum and taken in float64; the first one left out is below 2^-77.
+    // log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172: 2 s (1 + z/3 + z^2/5 + ...), z = s^2. Terms
+    // from z^5 on are below 2^-28 of the sum and taken in float64; the first one left out is below 2^-77.
     let s = Double::quotient(Double { high: m - 1.0, low: 0.0 }, Double::sum(m, 1.0));
     let z = s.times(s);
     let mut tail = 1.0 / 29.0;
@@ -215,7 +218,8 @@ fn log_double(x: f64) -> Double {
     Double::sum(octaves.high, octaves.low + k * LN_2_REST).plus(log)
 }
 
-/// `base^y` for a positive finite base, error below 0.8 units in the last place. NaN for other bases and for NaN.
+/// `base^y` for a positive finite base, error below 0.8 units in the last place. NaN for other bases and for
+/// NaN.
 pub fn pow(base: f64, y: f64) -> f64 {
     if y.is_nan() || !(base > 0.0 && base < f64::INFINITY) {
         return f64::NAN;
@@ -232,8 +236,9 @@ pub fn pow(base: f64, y: f64) -> f64 {
     exp_double(Double::sum(product.high, product.low + y * log.low))
 }
 
-/// Rotary cosines and sines `[positions, rotary_dims / 2]` of the angles `position * theta^(-2 j / rotary_dims)`,
-/// each angle one float64 product (`docs/model.md` section 6). `theta` is positive, `rotary_dims` even.
+/// Rotary cosines and sines `[positions, rotary_dims / 2]` of the angles `position * theta^(-2 j /
+/// rotary_dims)`, each angle one float64 product (`docs/model.md` section 6). `theta` is positive,
+/// `rotary_dims` even.
 pub fn rotary_table(positions: usize, theta: f64, rotary_dims: usize) -> (Vec<f64>, Vec<f64>) {
     let half = rotary_dims / 2;
     let frequencies: Vec<f64> = (0..half).map(|j| pow(theta, -2.0 * j as f64 / rotary_dims as f64)).collect();
@@ -282,7 +287,8 @@ mod tests {
 
     #[test]
     fn angles_next_to_multiples_of_a_quarter_turn_are_reduced() {
-        // Near a multiple of pi the sine is the reduced angle itself: relative precision shows every lost bit.
+        // Near a multiple of pi the sine is the reduced angle itself: relative precision shows every lost
+        // bit.
         for n in (1..1_909_859u64).step_by(997) {
             let x = n as f64 * std::f64::consts::FRAC_PI_2;
             let (sin, cos) = sin_cos(x);

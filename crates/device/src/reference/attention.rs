@@ -1,4 +1,5 @@
-//! Gated attention (`docs/model.md` sections 5 and 6): q/k norms and rotation, K/V pages, softmax, output gate.
+//! Gated attention (`docs/model.md` sections 5 and 6): q/k norms and rotation, K/V pages, softmax, output
+//! gate.
 
 use super::{
     Reference, Result, below, expect, failed,

@@ -32,7 +32,8 @@ impl Kept {
     }
 }
 
-/// One row as the recurrence takes it: q and k `[Hk, Dk]` normalized (q scaled), v `[Hv, Dv]`, decay and beta `[Hv]`.
+/// One row as the recurrence takes it: q and k `[Hk, Dk]` normalized (q scaled), v `[Hv, Dv]`, decay and beta
+/// `[Hv]`.
 #[derive(Clone)]
 struct DeltaRow {
     q: Vec<f64>,
@@ -76,7 +77,8 @@ pub(super) fn conv(
     memory::store(device, stage, out, channels, &values)
 }
 
-/// One output row: taps ascending, the last for the row itself, earlier ones for its ancestors, then the state.
+/// One output row: taps ascending, the last for the row itself, earlier ones for its ancestors, then the
+/// state.
 fn convolve(
     shape: &DeltaShape,
     taps: &[f64],
@@ -238,8 +240,8 @@ fn advance_row(
 }
 
 by_isa! {
-    /// One token of one head: state `[Dk, Dv]` decays, learns `beta (v - S^T k)` under k, and `out = S^T q`. Sums
-    /// over Dk ascend.
+    /// One token of one head: state `[Dk, Dv]` decays, learns `beta (v - S^T k)` under k, and `out = S^T q`.
+    /// Sums over Dk ascend.
     fn advance(
         state: &mut [f64], q: &[f64], k: &[f64], v: &[f64], decay: f64, beta: f64, out: &mut [f64]
     ) = advance_body

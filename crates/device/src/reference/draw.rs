@@ -100,8 +100,8 @@ fn gumbel(draw: &Draw, token: u32) -> f64 {
     -(-u.ln()).ln()
 }
 
-/// Philox-4x32 with 10 rounds (Salmon et al., Parallel random numbers: as easy as 1, 2, 3). Written a second time
-/// here, apart from the CPU device's, so that each judges the other.
+/// Philox-4x32 with 10 rounds (Salmon et al., Parallel random numbers: as easy as 1, 2, 3). Written a second
+/// time here, apart from the CPU device's, so that each judges the other.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let even = counter[0] as u64 * 0xd251_1f53;

@@ -18,8 +18,8 @@ const OUTPUTS: usize = 32;
 /// Lanes of a sum.
 const LANES: usize = 8;
 
-/// Most bytes of float64 copies of weights on one device. Enough for small models whole; of larger ones the matrices
-/// that come later are dequantized again wherever they are used.
+/// Most bytes of float64 copies of weights on one device. Enough for small models whole; of larger ones the
+/// matrices that come later are dequantized again wherever they are used.
 pub(super) const WIDE_BYTES_MAX: usize = 512 << 20;
 
 /// A weight matrix and, while there is room, its float64 values.
@@ -72,8 +72,9 @@ impl Weights {
 }
 
 by_isa! {
-    /// `x` times each of the [`TILE`] rows of `weights`: lane `l` adds `x[i] * w[i]` for i = l mod 8 ascending, then
-    /// the lanes are added ascending. Products are rounded, so every instruction set gives the same bits.
+    /// `x` times each of the [`TILE`] rows of `weights`: lane `l` adds `x[i] * w[i]` for i = l mod 8
+    /// ascending, then the lanes are added ascending. Products are rounded, so every instruction set gives
+    /// the same bits.
     fn dots(x: &[f64], weights: &[f64], out: &mut [f64; TILE]) = dots_body
 }
 

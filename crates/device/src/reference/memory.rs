@@ -39,7 +39,8 @@ pub(super) struct RotaryTable {
     pub(super) axes: Vec<u8>,
 }
 
-/// K/V pages. A page is empty until it is first written, then `[2, PAGE_TOKENS, kv_heads, head_dim]`: keys, values.
+/// K/V pages. A page is empty until it is first written, then `[2, PAGE_TOKENS, kv_heads, head_dim]`: keys,
+/// values.
 pub(super) struct KvPages {
     pub(super) shape: KvShape,
     pub(super) pages: Vec<Vec<f64>>,

@@ -1,10 +1,10 @@
 //! The reference device: every stage in float64, nothing rounded.
 //!
-//! It computes what `docs/model.md` says, not how `docs/arithmetic.md` rounds it, and judges the errors of the other
-//! devices. Weights are dequantized to float64, at load while they are few and where they are used beyond that; K/V
-//! and states are float64, whatever form was asked for. Faults travel as NaN as on other devices. Sums have a fixed
-//! order, so a row has the same bits in any window, chunk or company here too; other hosts may differ in the last
-//! bits, because exponentials come from the platform.
+//! It computes what `docs/model.md` says, not how `docs/arithmetic.md` rounds it, and judges the errors of
+//! the other devices. Weights are dequantized to float64, at load while they are few and where they are used
+//! beyond that; K/V and states are float64, whatever form was asked for. Faults travel as NaN as on other
+//! devices. Sums have a fixed order, so a row has the same bits in any window, chunk or company here too;
+//! other hosts may differ in the last bits, because exponentials come from the platform.
 
 mod attention;
 mod delta_rule;
@@ -48,7 +48,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// An empty device that works with up to `threads` threads (at least one); results do not depend on how many.
+    /// An empty device that works with up to `threads` threads (at least one); results do not depend on how
+    /// many.
     pub fn new(threads: usize) -> Self {
         Self {
             threads: threads.max(1),

@@ -1,4 +1,5 @@
-//! Tests of the reference device: its stages against naive computations, and its contracts of purity and keeping.
+//! Tests of the reference device: its stages against naive computations, and its contracts of purity and
+//! keeping.
 
 mod experts;
 mod matrices;

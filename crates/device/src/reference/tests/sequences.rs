@@ -113,7 +113,8 @@ fn naive_mixed(tokens: &[Token]) -> Vec<[Vec<f64>; 3]> {
     (0..tokens.len()).map(row).collect()
 }
 
-/// The chunked form of `docs/model.md` section 4 over all tokens at once, from an empty state, for one value head.
+/// The chunked form of `docs/model.md` section 4 over all tokens at once, from an empty state, for one value
+/// head.
 fn naive_delta(tokens: &[Token], head: usize) -> Vec<Vec<f64>> {
     let (decay, bias) = ([0.3, 0.1, 1.0, 0.02][head], [0.5, -0.5, 0.1, 2.0][head]);
     let mixed = naive_mixed(tokens);
