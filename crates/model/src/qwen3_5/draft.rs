@@ -3,6 +3,7 @@
 use device::{Draw, Drawn, host_math};
 
 use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
+use super::network::Probe;
 use super::qwen::Qwen;
 use super::windows::{check_pages, limit};
 use crate::{Draft, DraftAsk, ModelError};
@@ -21,8 +22,8 @@ struct Chain<'a> {
 }
 
 impl Qwen {
-    /// [`crate::Model::draft`].
-    pub(super) fn drafts(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError> {
+    /// [`crate::Model::draft`] with a look inside.
+    pub fn draft_with(&mut self, asks: &[DraftAsk], probe: &mut dyn Probe) -> Result<Vec<Draft>, ModelError> {
         self.logits_rows = 0;
         let mut drafts = vec![Draft::default(); asks.len()];
         let Some(drafted) = self.network.scratch.mtp.as_ref().map(|mtp| mtp.drafted) else {
@@ -34,6 +35,7 @@ impl Qwen {
             if chains.is_empty() {
                 break;
             }
+            probe.after_mtp(&mut *self.device, drafted, self.network.scratch.logits, chains.len())?;
             let draws: Vec<Draw> =
                 chains.iter().enumerate().map(|(row, chain)| chain.draw(row, position)).collect();
             let drawn = self.device.draw(self.network.scratch.logits, &draws)?;

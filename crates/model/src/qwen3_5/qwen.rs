@@ -296,7 +296,7 @@ impl Model for Qwen {
     }
 
     fn draft(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError> {
-        self.drafts(asks)
+        self.draft_with(asks, &mut Unprobed)
     }
 
     fn save(&mut self, slot: SlotId, into: SnapshotId) -> Result<(), ModelError> {
