@@ -18,6 +18,7 @@ mod names;
 mod norms;
 mod read;
 mod report;
+mod synth;
 mod verify;
 mod warning;
 
@@ -28,5 +29,6 @@ pub use error::{Error, HeaderProblem, PROBLEMS_SHOWN, Problem, UnsupportedKind};
 pub use expected::{Expected, Format, Kind, Projection, Source};
 pub use index::{Index, parse_index};
 pub use report::{DtypeReport, FileReport, MtpReport, Report, SchemeReport};
+pub use synth::{Recipe, Synth, write};
 pub use verify::Verified;
 pub use warning::Warning;
