@@ -1,0 +1,132 @@
+//! From the queue to a slot, and out of both when nobody listens any more.
+
+use model::{PAGE_TOKENS, SlotId};
+
+use crate::core::{Core, Job};
+use crate::drafting::CopyIndex;
+use crate::event::{CacheReport, Event, FinishReason, Miss, ReplyError};
+use crate::prefix_cache::Found;
+use crate::running::{Running, Wish, snapshots_at};
+use crate::sampling::Penalties;
+use crate::store::Resumed;
+
+impl Core {
+    /// Ends what was cancelled or waited too long.
+    pub(crate) fn reap(&mut self) {
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].as_ref().is_some_and(|running| running.reply.cancelled()) {
+                self.retire(slot, FinishReason::Cancelled);
+            }
+        }
+        let now = self.clock.now();
+        let mut at = 0;
+        while at < self.queue.len() {
+            let waited = now.saturating_sub(self.queue[at].arrived);
+            let reason = match () {
+                () if self.queue[at].reply.cancelled() => FinishReason::Cancelled,
+                () if waited > self.settings.queue_timeout => {
+                    FinishReason::Failed(ReplyError::QueueTimeout { waited })
+                }
+                () => {
+                    at += 1;
+                    continue;
+                }
+            };
+            if let Some(job) = self.queue.remove(at) {
+                self.refuse(job, reason);
+            }
+        }
+    }
+
+    /// Gives free slots to waiting jobs, first come first served: a job that does not fit holds back those behind.
+    pub(crate) fn admit(&mut self) {
+        while let Some(slot) = self.slots.iter().position(Option::is_none) {
+            let Some(at) = (0..self.queue.len()).find(|&at| self.ready(at)) else { return };
+            let Some(job) = self.queue.remove(at) else { return };
+            if let Err(job) = self.place(slot, job) {
+                self.queue.insert(at, job);
+                return;
+            }
+        }
+    }
+
+    /// A choice waits for the prompt of the choice before it, which it then shares.
+    fn ready(&self, at: usize) -> bool {
+        let job = &self.queue[at];
+        let earlier = self.queue.iter().take(at).any(|other| other.order == job.order);
+        let prefills = |running: &Running| running.order == job.order && running.prefills();
+        !earlier && !self.slots.iter().flatten().any(prefills)
+    }
+
+    /// Starts a job in a slot, or gives it back where memory does not suffice now.
+    fn place(&mut self, slot: usize, job: Job) -> Result<(), Job> {
+        let request = &job.request;
+        let length_max = request.length_max(self.spec.context_max);
+        let mut found = self.look_up(&job);
+        let pages_max = length_max.div_ceil(PAGE_TOKENS);
+        let id = SlotId(slot as u32);
+        match self.store.admit(&mut *self.model, id, &mut found, pages_max) {
+            Ok(Some(resumed)) => self.start(slot, job, length_max, &found, resumed),
+            Ok(None) => return Err(job),
+            Err(error) => {
+                let fault = ReplyError::DeviceFault { message: error.to_string() };
+                self.refuse(job, FinishReason::Failed(fault));
+            }
+        }
+        Ok(())
+    }
+
+    fn look_up(&mut self, job: &Job) -> Found {
+        // Rows that are scored must run; one row must run to be drawn from.
+        let scored = job.request.prompt_logprobs.is_some() && job.choice == 0;
+        match &job.namespace {
+            Some(namespace) if !scored => {
+                self.store.find(&mut *self.model, namespace, &job.keys, job.keys.len() - 1)
+            }
+            _ => Found { entry: None, position: 0, known: 0, miss: Some(Miss::Off) },
+        }
+    }
+
+    fn start(&mut self, slot: usize, job: Job, length_max: usize, found: &Found, resumed: Resumed) {
+        let now = self.clock.now();
+        let cache = CacheReport { hit_tokens: resumed.position, known_tokens: found.known, miss: found.miss };
+        let event = Event::Admitted { choice: job.choice, cache, queued: now.saturating_sub(job.arrived) };
+        self.counters.prompt_cached += resumed.position as u64;
+        let snapshots_at = match job.namespace {
+            Some(_) => snapshots_at(&job.request, resumed.position, self.store.limits(), self.spec.snapshots),
+            None => Vec::new(),
+        };
+        let mut tokens = Vec::with_capacity(length_max);
+        tokens.extend(&job.request.prompt);
+        let mut keys = Vec::with_capacity(length_max);
+        keys.extend(job.keys.iter());
+        job.reply.send(event);
+        self.slots[slot] = Some(Running {
+            order: job.order,
+            penalties: Penalties::new(&job.request.sampling, &job.request.prompt),
+            request: job.request,
+            choice: job.choice,
+            reply: job.reply,
+            namespace: job.namespace,
+            tokens,
+            keys,
+            committed: resumed.position,
+            length_max,
+            pages: resumed.pages,
+            reserved: resumed.reserved,
+            snapshots_at,
+            entries: resumed.entry.into_iter().collect(),
+            mask: job.mask,
+            copies: CopyIndex::default(),
+            odds_mtp: self.odds_mtp,
+            odds_copy: self.odds_copy,
+            drafting: Wish::default(),
+            cache,
+            checkpoint: 0,
+            drafts: Default::default(),
+            arrived: job.arrived,
+            admitted: now,
+            prefilled: now,
+        });
+    }
+}

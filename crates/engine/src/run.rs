@@ -1,0 +1,420 @@
+//! From a plan to the model's answer: drafts, windows, step, draws.
+
+use model::{DraftAsk, Draw, Drawn, Logits, PAGE_TOKENS, Row, SlotId, WINDOW_ROWS_MAX, Window};
+
+use crate::core::Core;
+use crate::costs::{RoundCost, Stream};
+use crate::drafting::{RowMask, Tree};
+use crate::event::ReplyError;
+use crate::plan::{Part, StepLimits, View, Work};
+use crate::request::{DRAFT_MAX, DraftPolicy};
+use crate::sampling::{draw, score};
+
+/// One sequence's share of a step that ran.
+pub(crate) struct Share {
+    pub(crate) slot: usize,
+    pub(crate) kind: Kind,
+    /// Its draws in the round's list.
+    pub(crate) draws: std::ops::Range<usize>,
+}
+
+/// What kind of share.
+pub(crate) enum Kind {
+    /// Prompt rows `from .. to`; the last draw is the first token where `ends`.
+    Chunk { from: usize, to: usize, ends: bool },
+    /// A decode window; one draw for each row. `chain` is how many of its drafts form the first chain.
+    Decode { tree: Tree, chain: usize },
+}
+
+/// A step being put together.
+#[derive(Default)]
+struct Round {
+    shares: Vec<Share>,
+    windows: Vec<Window>,
+    draws: Vec<Draw>,
+    logits: usize,
+    cost: RoundCost,
+}
+
+impl Core {
+    /// What every running sequence could do next.
+    pub(crate) fn views(&mut self) -> Vec<View> {
+        self.make_wishes();
+        let running =
+            self.slots.iter().enumerate().filter_map(|(slot, running)| Some((slot, running.as_ref()?)));
+        let views = running.map(|(slot, running)| {
+            let work = match running.prefills() {
+                true => Work::Prefill {
+                    from: running.committed,
+                    stop: running.chunk_stop(),
+                    ends: running.chunk_stop() == running.prompt_length(),
+                    scored: running.request.prompt_logprobs.is_some() && running.choice == 0,
+                },
+                false => Work::Decode { drafts: running.rows_wished() },
+            };
+            View { slot, order: running.order * 64 + u64::from(running.choice), work }
+        });
+        views.collect()
+    }
+
+    pub(crate) fn step_limits(&self, views: &[View]) -> StepLimits {
+        let decode_rows: usize = views
+            .iter()
+            .map(|view| match view.work {
+                Work::Decode { drafts } => 1 + drafts,
+                Work::Prefill { .. } => 0,
+            })
+            .sum();
+        StepLimits {
+            rows: self.spec.rows_max,
+            logits: self.spec.logits_rows_max,
+            prompt_rows: self.costs.prompt_rows(decode_rows, self.settings.max_stall),
+            turn: self.counters.steps,
+        }
+    }
+
+    /// Decides how deep each decoding stream would draft, and from where.
+    fn make_wishes(&mut self) {
+        let mut streams: Vec<(usize, Stream)> = Vec::new();
+        let (mut others, mut prompts) = (0, false);
+        for (slot, running) in self.slots.iter_mut().enumerate() {
+            let Some(running) = running else { continue };
+            if running.prefills() {
+                prompts = true;
+                continue;
+            }
+            match running.wish(self.spec.has_mtp) {
+                Some(stream) => streams.push((slot, stream)),
+                None => others += 1,
+            }
+        }
+        if streams.is_empty() {
+            return;
+        }
+        let rows = streams.len() + others;
+        let prompt_rows = match prompts {
+            true => self.costs.prompt_rows(rows, self.settings.max_stall).min(self.spec.rows_max),
+            false => 0,
+        };
+        let asked: Vec<Stream> = streams.iter().map(|(_, stream)| *stream).collect();
+        let depths = self.costs.depths(&asked, others, prompt_rows);
+        for ((slot, _), depth) in streams.iter().zip(depths) {
+            if let Some(running) = &mut self.slots[*slot] {
+                running.drafting.depth = depth;
+            }
+        }
+    }
+
+    /// Runs the parts and settles them.
+    pub(crate) fn run(&mut self, parts: Vec<Part>) {
+        let mut round = Round::default();
+        let trees = self.draft(&parts, &mut round.cost);
+        for (part, tree) in parts.into_iter().zip(trees) {
+            match (part, tree) {
+                (Part::Chunk { slot, from, to, logits }, _) => {
+                    self.add_chunk(&mut round, slot, from, to, logits)
+                }
+                (Part::Decode { slot, .. }, Some((tree, chain))) => {
+                    self.add_decode(&mut round, slot, tree, chain);
+                }
+                // The stream ended while its window was made.
+                (Part::Decode { .. }, None) => {}
+            }
+        }
+        if round.windows.is_empty() {
+            return;
+        }
+        let before = self.clock.now();
+        let drawn = self.step_and_draw(&round);
+        round.cost.step = self.clock.now().saturating_sub(before);
+        self.counters.steps += 1;
+        match drawn {
+            Ok(drawn) => {
+                for share in round.shares {
+                    let drawn = &drawn[share.draws.clone()];
+                    round.cost.tokens += self.settle(share, drawn);
+                }
+                self.costs.record(&round.cost);
+            }
+            Err(message) => {
+                // What the failed step did to its slots is unknown; nobody else was in it.
+                for share in round.shares {
+                    self.fail(share.slot, ReplyError::DeviceFault { message: message.clone() });
+                }
+            }
+        }
+    }
+
+    fn step_and_draw(&mut self, round: &Round) -> Result<Vec<Drawn>, String> {
+        let rows = self.model.step(&round.windows).map_err(|error| error.to_string())?;
+        if rows != round.logits {
+            return Err(format!("the model scored {rows} rows, {} were asked for", round.logits));
+        }
+        if round.draws.is_empty() {
+            return Ok(Vec::new());
+        }
+        let drawn = self.model.draw(&round.draws).map_err(|error| error.to_string())?;
+        match drawn.len() == round.draws.len() {
+            true => Ok(drawn),
+            false => Err(format!("{} draws answered of {}", drawn.len(), round.draws.len())),
+        }
+    }
+
+    /// The decode windows, drafts in: copies at once, the model's for all streams in one call.
+    fn draft(&mut self, parts: &[Part], cost: &mut RoundCost) -> Vec<Option<(Tree, usize)>> {
+        let chains = self.ask_model(parts, cost);
+        let mut trees = Vec::with_capacity(parts.len());
+        for (part, chains) in parts.iter().zip(chains) {
+            trees.push(match *part {
+                Part::Chunk { .. } => None,
+                Part::Decode { slot, drafts } => self.window_of(slot, drafts, &chains),
+            });
+        }
+        trees
+    }
+
+    /// Chains of each part from the model: its best one, then its alternatives for the first token.
+    fn ask_model(&mut self, parts: &[Part], cost: &mut RoundCost) -> Vec<Vec<Vec<u32>>> {
+        let mut asks: Vec<DraftAsk> = Vec::new();
+        let mut asked: Vec<usize> = Vec::new();
+        for (at, part) in parts.iter().enumerate() {
+            let Part::Decode { slot, drafts } = *part else { continue };
+            let Some(running) = &self.slots[slot] else { continue };
+            let depth = running.drafting.depth.min(drafts);
+            let tree = running.request.drafting.first > 1;
+            let wanted = depth > 0 && running.request.drafting.mtp && self.spec.has_mtp;
+            if wanted && (!running.drafting.copies || tree) {
+                self.reserve_places(slot, depth);
+                asks.extend(self.draft_ask(slot, depth));
+                asked.push(at);
+                cost.draft_tokens = cost.draft_tokens.max(depth);
+            }
+        }
+        let mut chains = vec![Vec::new(); parts.len()];
+        if asks.is_empty() {
+            return chains;
+        }
+        let before = self.clock.now();
+        // A drafter that fails costs speed; whether the device still lives shows in the step.
+        let drafts = self.model.draft(&asks).unwrap_or_default();
+        cost.draft = self.clock.now().saturating_sub(before);
+        for (at, draft) in asked.into_iter().zip(drafts) {
+            let alternatives = draft.first.iter().skip(1).map(|&(token, _)| vec![token]);
+            chains[at] = std::iter::once(draft.tokens).chain(alternatives).collect();
+        }
+        chains
+    }
+
+    fn draft_ask(&self, slot: usize, count: usize) -> Option<DraftAsk> {
+        let running = self.slots[slot].as_ref()?;
+        let start = running.committed;
+        let position = start + 1;
+        let vocabulary = self.settings.vocabulary;
+        let adjust = running.penalties.adjust(&[]);
+        Some(DraftAsk {
+            slot: SlotId(slot as u32),
+            token: running.tokens[start],
+            start,
+            rope_delta: running.request.rope_delta,
+            pages: running.pages.clone(),
+            count,
+            first_max: usize::from(running.request.drafting.first),
+            confidence: if running.drafting.chosen { self.settings.confidence } else { 0.0 },
+            draw: draw(&running.request, running.choice, 0, position, vocabulary, adjust, None),
+        })
+    }
+
+    /// The window of a stream with at most `drafts` drafted rows. `None`: its constraint has no way on, it ended.
+    fn window_of(&mut self, slot: usize, drafts: usize, chains: &[Vec<u32>]) -> Option<(Tree, usize)> {
+        let vocabulary = self.settings.vocabulary;
+        let running = self.slots[slot].as_mut()?;
+        let last = running.tokens[running.committed];
+        let Some(allowed) = RowMask::of(running.mask.as_deref_mut(), vocabulary) else {
+            let position = running.tokens.len();
+            self.fail(slot, ReplyError::ConstraintDeadEnd { position });
+            return None;
+        };
+        let mut tree = Tree::new(last, allowed, drafts + 1, vocabulary);
+        let depth = running.drafting.depth.min(drafts);
+        let copy = std::mem::take(&mut running.drafting.copy);
+        let copy = &copy[..copy.len().min(depth)];
+        if running.drafting.copies {
+            tree.add(copy, running.mask.as_deref_mut());
+        }
+        let mut chain = tree.rows() - 1;
+        for (at, tokens) in chains.iter().enumerate() {
+            tree.add(&tokens[..tokens.len().min(depth)], running.mask.as_deref_mut());
+            if at == 0 && !running.drafting.copies {
+                chain = tree.rows() - 1;
+            }
+        }
+        Some((tree, chain))
+    }
+
+    fn add_chunk(&mut self, round: &mut Round, slot: usize, from: usize, to: usize, logits: Logits) {
+        let vocabulary = self.settings.vocabulary;
+        self.reserve_places(slot, 0);
+        let Some(running) = self.slots[slot].as_mut() else { return };
+        let first = round.draws.len();
+        let request = &running.request;
+        if let (Logits::All, Some(top)) = (&logits, request.prompt_logprobs) {
+            let scored = (from..to.min(running.prompt_length() - 1)).enumerate();
+            let scores =
+                scored.map(|(row, at)| score(round.logits + row, request.prompt[at + 1], top, vocabulary));
+            round.draws.extend(scores);
+        }
+        let scored = match logits {
+            Logits::None => 0,
+            Logits::Last => 1,
+            Logits::All => to - from,
+        };
+        let ends = to == running.prompt_length() && running.remaining() > 0;
+        if ends {
+            let Some(allowed) = RowMask::of(running.mask.as_deref_mut(), vocabulary) else {
+                round.draws.truncate(first);
+                return self.fail(slot, ReplyError::ConstraintDeadEnd { position: to });
+            };
+            let adjust = running.penalties.adjust(&[]);
+            let row = round.logits + scored - 1;
+            round.draws.push(draw(request, running.choice, row, to, vocabulary, adjust, allowed.bits()));
+        }
+        let rows = (from..to).map(|at| Row { token: Some(running.tokens[at]), position: request.rope(at) });
+        round.windows.push(Window {
+            slot: SlotId(slot as u32),
+            start: from,
+            rows: rows.collect(),
+            pages: running.pages.clone(),
+            parents: None,
+            commit: true,
+            logits,
+        });
+        round.logits += scored;
+        round.cost.prompt_rows += to - from;
+        let kind = Kind::Chunk { from, to, ends };
+        round.shares.push(Share { slot, kind, draws: first..round.draws.len() });
+    }
+
+    fn add_decode(&mut self, round: &mut Round, slot: usize, mut tree: Tree, chain: usize) {
+        let vocabulary = self.settings.vocabulary;
+        self.reserve_places(slot, tree.rows());
+        let Some(running) = self.slots[slot].as_ref() else { return };
+        let first = round.draws.len();
+        let mut rows = Vec::with_capacity(tree.rows());
+        for row in 0..tree.rows() {
+            let drafts = tree.drafts_to(row);
+            let at = running.committed + drafts.len();
+            let mask = tree.take_mask(row).bits();
+            let adjust = running.penalties.adjust(&drafts);
+            let logits = round.logits + row;
+            round.draws.push(draw(
+                &running.request,
+                running.choice,
+                logits,
+                at + 1,
+                vocabulary,
+                adjust,
+                mask,
+            ));
+            rows.push(Row { token: Some(tree.token(row)), position: running.request.rope(at) });
+        }
+        let plain = tree.rows() == 1;
+        round.windows.push(Window {
+            slot: SlotId(slot as u32),
+            start: running.committed,
+            rows,
+            pages: running.pages.clone(),
+            parents: tree.window_parents(),
+            commit: plain,
+            logits: if plain { Logits::Last } else { Logits::All },
+        });
+        round.logits += tree.rows();
+        round.cost.streams += 1;
+        round.cost.rows += tree.rows();
+        round.cost.chosen |= running.drafting.chosen && !plain;
+        let draws = first..round.draws.len();
+        round.shares.push(Share { slot, kind: Kind::Decode { tree, chain }, draws });
+    }
+
+    /// Gives the slot pages for `rows` places behind the committed ones, or for its whole prompt.
+    fn reserve_places(&mut self, slot: usize, rows: usize) {
+        let Some(running) = &mut self.slots[slot] else { return };
+        let places = (running.committed + rows).max(running.prompt_length());
+        while running.pages.len() * PAGE_TOKENS < places {
+            let page = self.store.take_page(&mut *self.model);
+            running.pages.push(page);
+            running.reserved -= 1;
+        }
+    }
+
+    /// Measures windows of 1 to 9 rows and a draft on an empty slot, which leaves no trace.
+    pub(crate) fn calibrate(&mut self) {
+        let rows_max = (DRAFT_MAX + 1).min(self.spec.rows_max).min(self.spec.logits_rows_max);
+        self.store.pool.reserve(1);
+        let page = self.store.take_page(&mut *self.model);
+        for rows in (1..=rows_max).flat_map(|rows| [rows; 3]) {
+            let position = |row: usize| Row { token: Some(0), position: [row as u32; 3] };
+            let window = Window {
+                slot: SlotId(0),
+                start: 0,
+                rows: (0..rows).map(position).collect(),
+                pages: vec![page],
+                parents: None,
+                commit: rows == 1,
+                logits: if rows == 1 { Logits::Last } else { Logits::All },
+            };
+            let cleared = self.model.load(SlotId(0), None);
+            let before = self.clock.now();
+            let ran = cleared.and_then(|()| self.model.step(&[window]));
+            let step = self.clock.now().saturating_sub(before);
+            if ran.is_ok() {
+                self.costs.record(&RoundCost { streams: 1, rows, step, ..RoundCost::default() });
+            }
+        }
+        // Errors show again, with someone to tell, in the first request.
+        let _ = self.model.load(SlotId(0), None);
+        self.store.give_back(&[page], 0);
+    }
+}
+
+impl crate::running::Running {
+    /// Sets the wish of the coming step. `Some` where the engine is to choose the depth.
+    fn wish(&mut self, has_mtp: bool) -> Option<Stream> {
+        let drafting = self.request.drafting;
+        let room = self.remaining().saturating_sub(1);
+        let depth = match drafting.policy {
+            DraftPolicy::Off => 0,
+            DraftPolicy::Fixed(depth) | DraftPolicy::Auto(depth) => usize::from(depth).min(room),
+        };
+        self.drafting.copy.clear();
+        let mtp = drafting.mtp && has_mtp;
+        if depth > 0 && drafting.copy {
+            self.drafting.copy.extend(self.copies.propose(&self.tokens, depth));
+        }
+        let copied = self.drafting.copy.len();
+        let better = self.odds_copy.expected(copied) >= self.odds_mtp.expected(depth);
+        self.drafting.copies = copied > 0 && (!mtp || better);
+        self.drafting.depth = match (self.drafting.copies, mtp) {
+            (true, _) => copied,
+            (false, true) => depth,
+            (false, false) => 0,
+        };
+        self.drafting.chosen = matches!(drafting.policy, DraftPolicy::Auto(_));
+        let odds = if self.drafting.copies { self.odds_copy } else { self.odds_mtp };
+        let model_call = !self.drafting.copies;
+        self.drafting.chosen.then_some(Stream { depth_max: self.drafting.depth, odds, model_call })
+    }
+
+    /// Drafted rows of the coming window: the chain and what makes it a tree, as far as places go.
+    fn rows_wished(&self) -> usize {
+        let depth = self.drafting.depth;
+        let first = usize::from(self.request.drafting.first);
+        let rows = match (depth, first) {
+            (0, _) => 0,
+            (_, 1) => depth,
+            // With a copied chain beside the model's own.
+            _ => depth + first - 1 + if self.drafting.copies { depth } else { 0 },
+        };
+        let places = (self.pages.len() + self.reserved) * PAGE_TOKENS;
+        rows.min(WINDOW_ROWS_MAX - 1).min(places.saturating_sub(self.committed + 1))
+    }
+}

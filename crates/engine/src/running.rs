@@ -1,0 +1,156 @@
+//! A sequence in a slot.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::costs::Odds;
+use crate::drafting::CopyIndex;
+use crate::event::{DraftStats, FinishReason, Reply};
+use crate::mask::Mask;
+use crate::prefix_cache::EntryId;
+use crate::request::Request;
+use crate::sampling::Penalties;
+use crate::store::CacheLimits;
+
+/// One choice of a request while it has a slot.
+pub(crate) struct Running {
+    pub(crate) order: u64,
+    pub(crate) request: Rc<Request>,
+    pub(crate) choice: u32,
+    pub(crate) reply: Reply,
+    pub(crate) namespace: Option<Rc<str>>,
+    /// Prompt, then generated tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// Their keys in the prefix cache.
+    pub(crate) keys: Vec<u64>,
+    /// Leading tokens that are part of the model's state: all but the last one once the prompt is done.
+    pub(crate) committed: usize,
+    /// Tokens the sequence may grow to.
+    pub(crate) length_max: usize,
+    /// Pages so far, and how many more are promised.
+    pub(crate) pages: Vec<u32>,
+    pub(crate) reserved: usize,
+    /// Prompt lengths to make snapshots at, ascending, all ahead.
+    pub(crate) snapshots_at: Vec<usize>,
+    /// Entries of the prefix cache that this run used or made.
+    pub(crate) entries: Vec<EntryId>,
+    pub(crate) penalties: Penalties,
+    pub(crate) mask: Option<Box<dyn Mask>>,
+    pub(crate) copies: CopyIndex,
+    pub(crate) odds_mtp: Odds,
+    pub(crate) odds_copy: Odds,
+    pub(crate) drafting: Wish,
+    pub(crate) cache: crate::event::CacheReport,
+    pub(crate) checkpoint: usize,
+    pub(crate) drafts: DraftStats,
+    pub(crate) arrived: Duration,
+    pub(crate) admitted: Duration,
+    pub(crate) prefilled: Duration,
+}
+
+/// What a stream would draft in the coming step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wish {
+    /// Tokens of the chain.
+    pub(crate) depth: usize,
+    /// What its own history suggests, at most 8 tokens.
+    pub(crate) copy: Vec<u32>,
+    /// Whether the copy is the chain; else the model is asked.
+    pub(crate) copies: bool,
+    /// Whether the depth is the engine's choice.
+    pub(crate) chosen: bool,
+}
+
+impl Running {
+    pub(crate) fn prompt_length(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    pub(crate) fn prefills(&self) -> bool {
+        self.committed < self.prompt_length()
+    }
+
+    /// Tokens that may still be generated.
+    pub(crate) fn remaining(&self) -> usize {
+        self.length_max - self.tokens.len()
+    }
+
+    /// Last row of the prompt's next chunk, at most.
+    pub(crate) fn chunk_stop(&self) -> usize {
+        self.snapshots_at.first().copied().unwrap_or(self.prompt_length())
+    }
+
+    /// Appends a generated token; the reason if it is the last one.
+    pub(crate) fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
+        self.keys.push(key(&self.request, self.tokens.len(), token));
+        self.tokens.push(token);
+        self.penalties.push(token);
+        let sampling = &self.request.sampling;
+        if !sampling.ignore_eos && eos.contains(&token) {
+            return Some(FinishReason::Eos(token));
+        }
+        if sampling.stop_ids.contains(&token) {
+            return Some(FinishReason::Stop(token));
+        }
+        if self.remaining() == 0 {
+            return Some(FinishReason::Length);
+        }
+        if let Some(mask) = &mut self.mask {
+            mask.advance(token);
+        }
+        None
+    }
+}
+
+/// Cache keys of a request's prompt.
+pub(crate) fn prompt_keys(request: &Request) -> Vec<u64> {
+    request.prompt.iter().enumerate().map(|(index, &token)| key(request, index, token)).collect()
+}
+
+/// What the prefix cache compares: the token, and, where that does not say it all, its rotary position and picture.
+fn key(request: &Request, index: usize, token: u32) -> u64 {
+    let rope = request.rope(index);
+    let identity = request.identity.as_ref().and_then(|identity| identity.get(index)).copied().unwrap_or(0);
+    if rope == [index as u32; 3] && identity == 0 {
+        return u64::from(token);
+    }
+    let parts = [u64::from(token), u64::from(rope[0]), u64::from(rope[1]), u64::from(rope[2]), identity];
+    let hash = parts.iter().fold(0x51ed_270b_9f8a_3c17u64, |hash, &part| {
+        let mixed = (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 29)
+    });
+    hash | 1 << 63
+}
+
+/// Where a prompt leaves snapshots, ascending: its end (less the last token, which must run again to be drawn from),
+/// the caller's marks, and every so many tokens. Of too many, the end, the first mark (a system prompt, as a rule) and
+/// the later ones are kept.
+pub(crate) fn snapshots_at(
+    request: &Request,
+    from: usize,
+    limits: &CacheLimits,
+    snapshots: usize,
+) -> Vec<usize> {
+    let end = request.prompt.len() - 1;
+    let mut wanted: Vec<usize> = Vec::new();
+    if end > from && (request.choices > 1 || request.prompt.len() - from >= limits.prompt_end_min) {
+        wanted.push(end);
+    }
+    let mut marks: Vec<usize> =
+        request.marks.iter().copied().filter(|&mark| mark > from && mark < end).collect();
+    marks.sort_unstable();
+    marks.dedup();
+    if !marks.is_empty() {
+        wanted.push(marks.remove(0));
+    }
+    wanted.extend(marks.into_iter().rev());
+    if limits.checkpoint_tokens > 0 {
+        let first = from / limits.checkpoint_tokens + 1;
+        let last = end.saturating_sub(1) / limits.checkpoint_tokens;
+        wanted.extend((first..=last).rev().map(|count| count * limits.checkpoint_tokens));
+    }
+    wanted.truncate((snapshots / 4).max(2));
+    wanted.sort_unstable();
+    wanted.dedup();
+    wanted
+}
