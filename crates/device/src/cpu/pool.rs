@@ -226,7 +226,7 @@ impl Drop for Pool {
 }
 
 /// Cores this thread may use; empty where the system does not say.
-fn allowed_cores() -> Vec<usize> {
+pub(super) fn allowed_cores() -> Vec<usize> {
     #[cfg(target_os = "linux")]
     {
         // SAFETY: a zeroed set is a valid empty set, and the call writes at most its size.
@@ -241,7 +241,7 @@ fn allowed_cores() -> Vec<usize> {
 }
 
 /// Keeps this thread on one core; a refusal costs only speed.
-fn pin(core: usize) {
+pub(super) fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     {
         // SAFETY: `core` came from a set of this size, and the call only reads the set.

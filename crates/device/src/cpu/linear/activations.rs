@@ -153,6 +153,28 @@ impl FormWriter<'_> {
             }
         }
     }
+
+    /// Copies row `from` of a form whose blocks are single rows.
+    ///
+    /// # Safety
+    /// No other task may write row `row` at the same time.
+    pub(in crate::cpu) unsafe fn copy(&self, block: Range<usize>, row: usize, source: &Form, from: usize) {
+        assert!(block.contains(&row));
+        assert_eq!((source.cols, source.group), (self.cols, self.group), "forms of one shape");
+        let source = source.block(from..from + 1);
+        let (rows, row) = (block.len(), row - block.start);
+        let words = block.start * self.cols / 2;
+        for (quad, pair) in source.words.chunks_exact(2).enumerate() {
+            let at = words + (quad * rows + row) * 2;
+            // SAFETY: the caller's promise; the two words of this row.
+            unsafe { self.words.range(at..at + 2) }.copy_from_slice(pair);
+        }
+        let groups = block.start * (self.cols / self.group);
+        for (group, unit) in source.groups.iter().enumerate() {
+            // SAFETY: the caller's promise; one element of this row.
+            unsafe { self.groups.set(groups + group * rows + row, *unit) };
+        }
+    }
 }
 
 #[inline(always)]
@@ -202,14 +224,15 @@ fn quantize_body(values: &[f32], codes: &mut [i16]) -> GroupUnit {
     GroupUnit { unit, sum, sum_unit: sum as f32 * unit }
 }
 
-/// Blocks of `rows` rows: as few as possible, of sizes that differ by one at most.
-pub(in crate::cpu) fn blocks(rows: usize) -> usize {
-    rows.div_ceil(BLOCK_MAX)
+/// `rows` rows in blocks of at most `most`: as few as possible, of sizes that differ by one at most.
+pub(in crate::cpu) fn blocks(rows: usize, most: usize) -> usize {
+    rows.div_ceil(most)
 }
 
 /// Rows of block `at` of [`blocks`].
-pub(in crate::cpu) fn block_rows(rows: usize, at: usize) -> Range<usize> {
-    let (size, longer) = (rows / blocks(rows), rows % blocks(rows));
+pub(in crate::cpu) fn block_rows(rows: usize, most: usize, at: usize) -> Range<usize> {
+    let blocks = blocks(rows, most);
+    let (size, longer) = (rows / blocks, rows % blocks);
     let start = |at: usize| at * size + at.min(longer);
     start(at)..start(at + 1)
 }
@@ -221,23 +244,34 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
-    /// Quantizes `x` `[rows, cols]` for every group length in `groups`.
+    /// Makes room for `rows` rows of `cols` columns in groups of every length in `groups`.
+    pub(in crate::cpu) fn resize(&mut self, rows: usize, cols: usize, groups: &[usize]) {
+        self.forms.resize_with(groups.len(), Form::default);
+        for (form, &group) in self.forms.iter_mut().zip(groups) {
+            form.resize(rows, cols, group);
+        }
+    }
+
+    /// The forms as parts that tasks fill.
+    pub(in crate::cpu) fn writers(&mut self) -> Vec<FormWriter<'_>> {
+        self.forms.iter_mut().map(Form::writer).collect()
+    }
+
+    /// Quantizes `x` `[rows, cols]` for every group length in `groups`, in blocks of at most `most` rows.
     pub(in crate::cpu) fn quantize(
         &mut self,
         pool: &Pool,
         isa: Isa,
         x: &[f32],
         rows: usize,
+        most: usize,
         groups: &[usize],
     ) {
         let cols = x.len() / rows;
-        self.forms.resize_with(groups.len(), Form::default);
-        for (form, &group) in self.forms.iter_mut().zip(groups) {
-            form.resize(rows, cols, group);
-        }
-        let writers: Vec<FormWriter<'_>> = self.forms.iter_mut().map(Form::writer).collect();
+        self.resize(rows, cols, groups);
+        let writers = self.writers();
         let quantize = |at: usize| {
-            let block = block_rows(rows, at);
+            let block = block_rows(rows, most, at);
             for row in block.clone() {
                 for writer in &writers {
                     // SAFETY: every row belongs to one block, every block to one task.
@@ -246,9 +280,9 @@ impl Activations {
             }
         };
         if x.len() * groups.len() <= VALUES_ALONE {
-            (0..blocks(rows)).for_each(quantize);
+            (0..blocks(rows, most)).for_each(quantize);
         } else {
-            pool.run(blocks(rows), &quantize);
+            pool.run(blocks(rows, most), &quantize);
         }
     }
 

@@ -8,11 +8,8 @@ use std::ops::Range;
 
 use quant::{Dtype, Matrix, read_float_row};
 
-use super::kernel::Engine;
-use crate::cpu::{
-    isa::{Isa, Kind},
-    pool::Disjoint,
-};
+use super::{Outputs, kernel::Engine};
+use crate::cpu::isa::{Isa, Kind};
 
 /// Lanes of the sum.
 const LANES: usize = 64;
@@ -21,15 +18,16 @@ const LANES: usize = 64;
 struct Args<'a> {
     dtype: Dtype,
     cols: usize,
-    /// Outputs worked on, and how many a row has.
+    /// Outputs worked on.
     outputs: Range<usize>,
-    outputs_all: usize,
     /// All weights.
     weights: &'a [u8],
     rows: Range<usize>,
     /// Activations `[rows, cols]`.
     x: &'a [f32],
-    out: &'a Disjoint<'a, f32>,
+    out: &'a Outputs<'a>,
+    /// Row of `out` for row 0 of `x`.
+    to: usize,
 }
 
 impl Args<'_> {
@@ -43,13 +41,12 @@ impl Args<'_> {
     }
 
     fn put(&self, row: usize, output: usize, value: f32) {
-        let at = row * self.outputs_all + output;
         // SAFETY: `multiply`'s caller gives each output of each row to one task.
-        unsafe { self.out.set(at, value) };
+        unsafe { self.out.row(self.to + row, output..output + 1)[0] = value };
     }
 }
 
-/// `out[row][output] = weights[output] . x[row]` for the given outputs and rows; `out` is `[rows, matrix.rows()]`.
+/// `out[to + row][output] = weights[output] . x[row]` for the given outputs and rows.
 ///
 /// # Safety
 /// No other task may write these outputs of these rows at the same time.
@@ -60,13 +57,14 @@ pub(super) unsafe fn multiply(
     outputs: Range<usize>,
     x: &[f32],
     rows: Range<usize>,
-    out: &Disjoint<'_, f32>,
+    out: &Outputs<'_>,
+    to: usize,
 ) {
-    let (cols, outputs_all) = (matrix.cols(), matrix.rows());
-    assert!(outputs.end <= outputs_all && rows.end * cols <= x.len(), "outputs {outputs:?}, rows {rows:?}");
+    let cols = matrix.cols();
+    assert!(outputs.end <= matrix.rows() && rows.end * cols <= x.len(), "outputs {outputs:?}, rows {rows:?}");
     let weights = matrix.codes();
-    assert_eq!(weights.len(), outputs_all * cols * dtype.size(), "dense weights");
-    let args = Args { dtype, cols, outputs, outputs_all, weights, rows, x, out };
+    assert_eq!(weights.len(), matrix.rows() * cols * dtype.size(), "dense weights");
+    let args = Args { dtype, cols, outputs, weights, rows, x, out, to };
     match isa.kind() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, and the sizes were checked.

@@ -8,7 +8,7 @@
 use quant::{Dtype, Scheme, Zero};
 
 use super::{
-    activations::{BLOCK_MAX, Block},
+    activations::{BLOCK_MAX, Block, GroupUnit},
     layout::{PANEL, QUADS, SLICE, TILE, UNIT, VECTOR, group_params, read_quad, tile_unit},
 };
 use crate::cpu::isa::{Isa, Kind};
@@ -149,8 +149,9 @@ unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
         for slice in (0..groups).step_by(per_slice) {
             let mut sums = unsafe { [[E::splat(0.0); N]; R] };
             for group in slice..groups.min(slice + per_slice) {
-                let exact = unsafe { group_sums::<E, BITS, R, N>(&panel, &block, group, first) };
-                let units = &block.groups[group * R..(group + 1) * R];
+                // Arrays of known length everywhere, so that all sums live in registers.
+                let units: &[GroupUnit; R] = block.groups[group * R..][..R].try_into().expect("R rows");
+                let exact = unsafe { group_sums::<E, BITS, R, N>(&panel, &block, group, units, first) };
                 for n in 0..N {
                     let lane = first + n * E::LANES;
                     unsafe { scale_group::<E, R, N>(&panel, group, lane, units, &exact, n, &mut sums) };
@@ -162,9 +163,10 @@ unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
                 }
             }
         }
-        for (out, totals) in out.iter_mut().zip(totals) {
-            for (out, total) in out[first..].chunks_exact_mut(E::LANES).zip(totals) {
-                unsafe { E::store(total, out.as_mut_ptr()) };
+        for row in 0..R {
+            for n in 0..N {
+                let out = &mut out[row][first + n * E::LANES..][..E::LANES];
+                unsafe { E::store(totals[row][n], out.as_mut_ptr()) };
             }
         }
     }
@@ -176,16 +178,15 @@ unsafe fn group_sums<E: Engine, const BITS: usize, const R: usize, const N: usiz
     panel: &Panel<'_>,
     block: &Block<'_>,
     group: usize,
+    rows: &[GroupUnit; R],
     first: usize,
 ) -> [[E::Sums; N]; R] {
     let units = panel.scheme.group / UNIT;
     let center_bits = BITS - 1;
     // SAFETY: as in `vector`.
     unsafe {
-        let mut sums = [[E::start(0); N]; R];
-        for (sums, x) in sums.iter_mut().zip(&block.groups[group * R..]) {
-            *sums = [E::start(-(x.sum << center_bits)); N];
-        }
+        let mut sums: [[E::Sums; N]; R] =
+            std::array::from_fn(|row| [E::start(-(rows[row].sum << center_bits)); N]);
         for unit in group * units..(group + 1) * units {
             let lanes = |n: usize| {
                 let lane = first + n * E::LANES;
@@ -236,7 +237,7 @@ unsafe fn scale_group<E: Engine, const R: usize, const N: usize>(
     panel: &Panel<'_>,
     group: usize,
     lane: usize,
-    units: &[super::activations::GroupUnit],
+    units: &[GroupUnit; R],
     exact: &[[E::Sums; N]; R],
     n: usize,
     sums: &mut [[E::Floats; N]; R],

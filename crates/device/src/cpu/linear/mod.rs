@@ -18,8 +18,7 @@ use std::ops::Range;
 use quant::{Dtype, Encoding, Matrix, Scheme};
 
 pub(crate) use activations::Activations;
-pub(super) use activations::{Block, Form, FormWriter, block_rows, blocks};
-pub(super) use kernel::{PanelOut, new_panel_out};
+pub(super) use activations::{BLOCK_MAX, FormWriter, block_rows, blocks};
 pub(super) use layout::PANEL;
 
 use super::{
@@ -113,19 +112,49 @@ impl PackedMatrix {
     }
 }
 
-/// What several tasks read: the inputs of a call in every form it needs.
+/// Rows of a call that tasks read, in every form it needs.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
-    /// `[rows, cols]`.
+    /// `[.., cols]`; only dense matrices look at it.
     pub(super) x: &'a [f32],
-    /// Rows.
-    pub(super) rows: usize,
-    /// Quantized forms.
+    /// Quantized forms of the same rows.
     pub(super) activations: &'a Activations,
+    /// The first row worked on. Blocks count from here.
+    pub(super) first: usize,
+    /// Rows worked on.
+    pub(super) rows: usize,
+}
+
+/// Where tasks write rows of results.
+pub(super) struct Outputs<'a> {
+    /// `[.., width]`.
+    out: Disjoint<'a, f32>,
+    width: usize,
+    /// Place of each row, if it is not the row itself.
+    places: Option<&'a [u32]>,
+}
+
+impl<'a> Outputs<'a> {
+    pub(super) fn new(out: &'a mut [f32], width: usize, places: Option<&'a [u32]>) -> Self {
+        Self { out: Disjoint::new(out), width, places }
+    }
+
+    /// The columns `columns` of row `row`.
+    ///
+    /// # Safety
+    /// No other task may use them at the same time.
+    #[allow(clippy::mut_from_ref)] // as `Disjoint::range`
+    pub(super) unsafe fn row(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        assert!(columns.end <= self.width, "columns {columns:?} of {}", self.width);
+        let at = self.places.map_or(row, |places| places[row] as usize) * self.width;
+        // SAFETY: the caller's promise.
+        unsafe { self.out.range(at + columns.start..at + columns.end) }
+    }
 }
 
 impl PackedMatrix {
-    /// Computes part `part` of [`Self::parts`] for the row blocks `range` into `out` `[rows, self.rows()]`.
+    /// Computes part `part` of [`Self::parts`] for the row blocks `range` of `inputs`; the results of its first row
+    /// go to row `to` of `out`.
     ///
     /// # Safety
     /// No other task may compute the same part for the same blocks at the same time.
@@ -135,35 +164,46 @@ impl PackedMatrix {
         part: usize,
         inputs: Inputs<'_>,
         range: Range<usize>,
-        out: &Disjoint<'_, f32>,
+        out: &Outputs<'_>,
+        to: usize,
     ) {
-        let width = self.rows();
         let (size, _) = self.parts();
-        let outputs = part * size..width.min((part + 1) * size);
+        let outputs = part * size..self.rows().min((part + 1) * size);
+        let block_rows = |block: usize| block_rows(inputs.rows, BLOCK_MAX, block);
         match &self.0 {
             Packed::Dense(matrix, dtype) => {
-                let rows =
-                    block_rows(inputs.rows, range.start).start..block_rows(inputs.rows, range.end - 1).end;
+                let rows = block_rows(range.start).start..block_rows(range.end - 1).end;
+                let x = &inputs.x[inputs.first * matrix.cols()..];
                 // SAFETY: the caller's promise.
-                unsafe { dense::multiply(isa, matrix, *dtype, outputs, inputs.x, rows, out) };
+                unsafe { dense::multiply(isa, matrix, *dtype, outputs, x, rows, out, to) };
             }
             Packed::Grouped(grouped) => {
                 let group = grouped.scheme().group;
                 let form = inputs.activations.form(group).expect("every group length was quantized");
-                let mut results = new_panel_out();
-                for block in range {
-                    let rows = block_rows(inputs.rows, block);
-                    grouped.multiply(isa, part, form.block(rows.clone()), &mut results);
+                let mut results = kernel::new_panel_out();
+                for rows in range.map(block_rows) {
+                    let block = form.block(inputs.first + rows.start..inputs.first + rows.end);
+                    grouped.multiply(isa, part, block, &mut results);
                     for (row, results) in rows.zip(&results) {
-                        let at = row * width;
                         // SAFETY: the caller's promise.
-                        let out = unsafe { out.range(at + outputs.start..at + outputs.end) };
+                        let out = unsafe { out.row(to + row, outputs.clone()) };
                         out.copy_from_slice(&results[..outputs.len()]);
                     }
                 }
             }
         }
     }
+}
+
+/// Row blocks of task `at` of [`row_tasks`].
+pub(super) fn task_blocks(rows: usize, at: usize) -> Range<usize> {
+    let (blocks, tasks) = (blocks(rows, BLOCK_MAX), row_tasks(rows));
+    at * blocks / tasks..(at + 1) * blocks / tasks
+}
+
+/// Tasks that `rows` rows are split into, each for all outputs of a part.
+pub(super) fn row_tasks(rows: usize) -> usize {
+    rows.div_ceil(TASK_ROWS)
 }
 
 /// `out = x W^T` for several matrices over the same input `x` `[rows, cols]`; each `out` is `[rows, matrix.rows()]`.
@@ -181,31 +221,40 @@ pub(crate) fn linear(
     if rows == 0 || to.is_empty() {
         return;
     }
-    let mut groups: Vec<usize> = Vec::new();
     for (matrix, out) in to.iter() {
         assert_eq!(x.len(), rows * matrix.cols(), "input of {rows} rows");
         assert_eq!(out.len(), rows * matrix.rows(), "output of {rows} rows");
-        groups.extend(matrix.group().filter(|group| !groups.contains(group)));
     }
-    scratch.quantize(pool, isa, x, rows, &groups);
-    let inputs = Inputs { x, rows, activations: scratch };
-    let blocks = blocks(rows);
-    let chunks = rows.div_ceil(TASK_ROWS);
-    let chunk = |at: usize| at * blocks / chunks..(at + 1) * blocks / chunks;
-    // Tasks in the order of the weights: (matrix, part), with all chunks of rows of a part next to each other.
+    let groups = group_lengths(to.iter().map(|(matrix, _)| *matrix));
+    scratch.quantize(pool, isa, x, rows, BLOCK_MAX, &groups);
+    let inputs = Inputs { x, activations: scratch, first: 0, rows };
+    let chunks = row_tasks(rows);
+    // Tasks in the order of the weights: (matrix, part), with all rows of a part next to each other.
     let mut ends = Vec::with_capacity(to.len());
     let mut end = 0;
     let mut targets = Vec::with_capacity(to.len());
     for (matrix, out) in to.iter_mut() {
         end += matrix.parts().1 * chunks;
         ends.push(end);
-        targets.push((*matrix, Disjoint::new(out)));
+        targets.push((*matrix, Outputs::new(out, matrix.rows(), None)));
     }
     pool.run(end, &|task| {
         let at = ends.partition_point(|&end| end <= task);
         let (matrix, out) = &targets[at];
         let task = task - if at > 0 { ends[at - 1] } else { 0 };
+        let blocks = task_blocks(rows, task % chunks);
         // SAFETY: each task has its own part of one output and its own rows.
-        unsafe { matrix.multiply(isa, task / chunks, inputs, chunk(task % chunks), out) };
+        unsafe { matrix.multiply(isa, task / chunks, inputs, blocks, out, 0) };
     });
+}
+
+/// The different group lengths of some matrices.
+pub(super) fn group_lengths<'a>(matrices: impl Iterator<Item = &'a PackedMatrix>) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    for length in matrices.filter_map(PackedMatrix::group) {
+        if !lengths.contains(&length) {
+            lengths.push(length);
+        }
+    }
+    lengths
 }
