@@ -39,7 +39,8 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder: finds the format, reads the index and checks every header (`docs/formats.md` 1, 7 and 8).
+    /// Opens a folder: finds the format, reads the index and checks every header (`docs/formats.md` 1, 7 and
+    /// 8).
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let folder = Folder::open(dir)?;
         let norms = Norms::of(&folder)?;
@@ -65,8 +66,8 @@ impl Checkpoint {
         self.folder().format()
     }
 
-    /// Is this module there, in any form? The name is a canonical path without `.weight`; a full tensor name and the
-    /// `experts` of a layer count too.
+    /// Is this module there, in any form? The name is a canonical path without `.weight`; a full tensor name
+    /// and the `experts` of a layer count too.
     pub fn contains(&self, module: &str) -> bool {
         let folder = self.folder();
         if folder.tensors.contains_key(module) || locate::is_present(folder, module) {
@@ -91,14 +92,14 @@ impl Checkpoint {
         self.folder().tensors.keys().any(|name| name.starts_with(prefix))
     }
 
-    /// Checks presence, shapes and widths of everything expected from headers alone. All problems of the first kind
-    /// come in one error.
+    /// Checks presence, shapes and widths of everything expected from headers alone. All problems of the
+    /// first kind come in one error.
     pub fn verify(&self, expected: &[Expected]) -> Result<Verified, Error> {
         verify::verify(self.folder(), expected)
     }
 
-    /// Reads every scale, bias, zero point and float of what is expected and refuses those that are not finite.
-    /// `progress` gets bytes done and bytes in all.
+    /// Reads every scale, bias, zero point and float of what is expected and refuses those that are not
+    /// finite. `progress` gets bytes done and bytes in all.
     pub fn check_values(
         &self,
         expected: &[Expected],
@@ -107,8 +108,8 @@ impl Checkpoint {
         verify::check_values(self.folder(), expected, progress)
     }
 
-    /// A linear layer's weight `[rows, cols]`; the name is a canonical path without `.weight`. The bytes are those of
-    /// the mapped file, except for AutoRound, which is transposed. A patch embedding is flattened to
+    /// A linear layer's weight `[rows, cols]`; the name is a canonical path without `.weight`. The bytes are
+    /// those of the mapped file, except for AutoRound, which is transposed. A patch embedding is flattened to
     /// `[out, channels * time * height * width]`.
     pub fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         let found = Locator::new(self.folder()).module(module, rows, cols)?;
@@ -116,8 +117,8 @@ impl Checkpoint {
         Ok(read::matrix(self.folder(), &found)?)
     }
 
-    /// One projection of every routed expert, `[rows, cols]` each, in expert order. `prefix` is the path of the layer's
-    /// `mlp`; all three expert layouts are read.
+    /// One projection of every routed expert, `[rows, cols]` each, in expert order. `prefix` is the path of
+    /// the layer's `mlp`; all three expert layouts are read.
     pub fn experts(
         &self,
         prefix: &str,
@@ -133,14 +134,16 @@ impl Checkpoint {
         Ok(read::matrices(self.folder(), &found)?)
     }
 
-    /// Floats of `shape` in Hugging Face axis order, widened exactly. The name is the full canonical tensor name.
+    /// Floats of `shape` in Hugging Face axis order, widened exactly. The name is the full canonical tensor
+    /// name.
     pub fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let found = Locator::new(self.folder()).floats(name, shape)?;
         let found = found.ok_or_else(|| lacks(name, Kind::Vector { shape: shape.to_vec() }))?;
         Ok(read::floats(self.folder(), &found))
     }
 
-    /// An unquantized tensor of any shape: its canonical shape and its values, as [`Self::vector`] gives them.
+    /// An unquantized tensor of any shape: its canonical shape and its values, as [`Self::vector`] gives
+    /// them.
     pub fn tensor_f32(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), Error> {
         let Some(tensor) = self.folder().tensors.get(name) else {
             return Err(lacks(name, Kind::Vector { shape: Vec::new() }));

@@ -84,7 +84,8 @@ pub struct Entry {
     pub range: Range<usize>,
 }
 
-/// Reads the header at the start of `file`, which must be the whole file, and checks it against the file's length.
+/// Reads the header at the start of `file`, which must be the whole file, and checks it against the file's
+/// length.
 ///
 /// Entries come in the order of the header, which need not be that of their bytes.
 pub fn parse_header(file: &[u8]) -> Result<Vec<Entry>, HeaderProblem> {
@@ -270,8 +271,10 @@ mod tests {
 
     #[test]
     fn good_headers_read() {
-        let header = r#"{"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},"__metadata__":{"format":"mlx"},
-            "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"e":{"dtype":"I64","shape":[0],"data_offsets":[12,12]}}  "#;
+        let header = r#"{"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[4,12]},
+            "__metadata__":{"format":"mlx"},
+            "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},
+            "e":{"dtype":"I64","shape":[0],"data_offsets":[12,12]}}  "#;
         let entries = parse_header(&file(header, 12)).expect("valid");
         let base = 8 + header.len();
         let found: Vec<_> =
@@ -301,7 +304,8 @@ mod tests {
         check("{} x", 0, "header");
         check(r#"{"t":{},"t":{}}"#, 0, "header");
         check(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, "repeated");
-        let two = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
+        let two = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
+            "b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
         check(two, 7, "a and b overlap");
         assert_eq!(parse_header(&[0; 7]), Err(HeaderProblem::Short(7)));
         assert_eq!(parse_header(&[0; 64]), Err(HeaderProblem::Length(0)));

@@ -151,7 +151,10 @@ pub enum Error {
         second: String,
     },
     /// Several MTP sidecars and no rule to choose.
-    #[error("several MTP files beside the index ({}): keep one, or name it mtp-4bit.safetensors", files.join(", "))]
+    #[error(
+        "several MTP files beside the index ({}): keep one, or name it mtp-4bit.safetensors",
+        files.join(", ")
+    )]
     Sidecars {
         /// Their names.
         files: Vec<String>,

@@ -91,8 +91,8 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Reads `config.json`, the index and every header, and refuses what section 7 and, by tensor names, section 8
-    /// of `docs/formats.md` refuse.
+    /// Reads `config.json`, the index and every header, and refuses what section 7 and, by tensor names,
+    /// section 8 of `docs/formats.md` refuse.
     pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
         let config = match container::read_limited(dir, CONFIG_FILE, json::CONFIG_BYTES_MAX) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {

@@ -1,8 +1,8 @@
 //! A folder on disk becomes named canonical tensors, without changing a code or a scale (`docs/formats.md`).
 //!
-//! This crate knows file formats and tensor names; shapes are told to it by the model as a list of [`Expected`]
-//! things. Enter at [`Checkpoint::open`]; the model reads through [`Source`], behind which weights may also be
-//! synthetic.
+//! This crate knows file formats and tensor names; shapes are told to it by the model as a list of
+//! [`Expected`] things. Enter at [`Checkpoint::open`]; the model reads through [`Source`], behind which
+//! weights may also be synthetic.
 
 mod checkpoint;
 mod config;

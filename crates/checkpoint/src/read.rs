@@ -69,7 +69,10 @@ fn matrix_on(folder: &Folder, module: &Module, threads: usize) -> Result<Matrix,
                 Encoding::Grouped(scheme) if scheme.scales.size() == 4 => transpose::<4>(&scales, rows, 1),
                 _ => transpose::<2>(&scales, rows, 1),
             };
-            (transpose::<4>(&stored, rows, threads).into(), transposed.into())
+            let codes = transpose::<4>(&stored, rows, threads);
+            // Copied: the mapped pages have done their duty.
+            stored.discard();
+            (codes.into(), transposed.into())
         }
         Layout::ChannelsLast { channels } => {
             let Encoding::Dense(dtype) = module.encoding else { unreachable!("located as floats") };
@@ -98,7 +101,8 @@ fn transpose<const SIZE: usize>(stored: &[u8], rows: usize, threads: usize) -> V
     out
 }
 
-/// Fills `out` with the output rows from `first` on, in tiles that read whole cache lines and write them in full.
+/// Fills `out` with the output rows from `first` on, in tiles that read whole cache lines and write them in
+/// full.
 fn transpose_panel<const SIZE: usize>(stored: &[u8], rows: usize, first: usize, out: &mut [u8]) {
     let row_bytes = stored.len() / rows;
     let inner = row_bytes / SIZE;

@@ -137,8 +137,8 @@ fn mtp(folder: &Folder) -> Option<MtpReport> {
     Some(MtpReport { files, sidecar: first.sidecar, tensors: tensors.len(), experts })
 }
 
-/// Scheme of the module whose packed weight is `tensor`. Without geometry, shapes give only `bits * group`; the table
-/// or its usual group length settles the rest, and [`crate::Checkpoint::verify`] is what proves it.
+/// Scheme of the module whose packed weight is `tensor`. Without geometry, shapes give only `bits * group`;
+/// the table or its usual group length settles the rest, and [`crate::Checkpoint::verify`] is what proves it.
 fn scheme(folder: &Folder, name: &str, tensor: &Tensor) -> Option<Encoding> {
     let (module, part) = names::split_last(name);
     let get = |part| folder.get(module, part);

@@ -8,7 +8,8 @@ use checkpoint::{Checkpoint, Expected, Format, Kind, Projection, Recipe, Source,
 use common::{expected, fixture, format, read_json};
 use quant::{Dtype, Encoding, Matrix, Zero, dequantize_row_f32};
 
-/// The geometry of the format fixtures with vision and MTP: every `in` divides by 128 except in the vision tower.
+/// The geometry of the format fixtures with vision and MTP: every `in` divides by 128 except in the vision
+/// tower.
 fn synth(recipe: Recipe, seed: u64) -> Synth {
     let mut config = read_json(&format("mlx-4bit").join("config.json"));
     config.as_object_mut().expect("an object").remove("quantization");

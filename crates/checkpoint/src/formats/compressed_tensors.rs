@@ -1,5 +1,5 @@
-//! compressed-tensors pack-quantized: `weight_packed`, `weight_scale` and `weight_shape`, rows along the input
-//! (`docs/formats.md` section 6).
+//! compressed-tensors pack-quantized: `weight_packed`, `weight_scale` and `weight_shape`, rows along the
+//! input (`docs/formats.md` section 6).
 
 use quant::{Encoding, Scheme, Zero};
 use serde_json::Value;
@@ -12,7 +12,8 @@ use crate::{
     locate::{Layout, Module},
 };
 
-/// Widths of all config groups. Targets and `ignore` are not needed: the tensors say which modules are packed.
+/// Widths of all config groups. Targets and `ignore` are not needed: the tensors say which modules are
+/// packed.
 #[derive(Debug)]
 pub(crate) struct Table {
     groups: Vec<Declared>,

@@ -60,8 +60,8 @@ impl Table {
         Ok(Self { bits, group, entries })
     }
 
-    /// What the table says about a canonical module path. MTP modules may be quantized in their own way, so the
-    /// global widths do not speak for them.
+    /// What the table says about a canonical module path. MTP modules may be quantized in their own way, so
+    /// the global widths do not speak for them.
     pub(crate) fn declared(&self, module: &str) -> Option<Declared> {
         let global = Declared::Grouped { bits: self.bits, group: self.group };
         match self.entries.get(module) {
@@ -83,7 +83,8 @@ fn check_mode(fields: &Fields) -> Result<(), Error> {
     }
 }
 
-/// A module `[rows, cols]`, or one per expert of `[experts, rows, cols]`; `weight` is its packed or float weight.
+/// A module `[rows, cols]`, or one per expert of `[experts, rows, cols]`; `weight` is its packed or float
+/// weight.
 pub(crate) fn locate(
     folder: &Folder,
     module: &str,

@@ -56,8 +56,8 @@ impl Table {
         }
     }
 
-    /// Do the widths found in the tensors of `module` agree with the table, where it says something? `tensor` is
-    /// one of the packed tensors; a sidecar is not described by `config.json`.
+    /// Do the widths found in the tensors of `module` agree with the table, where it says something? `tensor`
+    /// is one of the packed tensors; a sidecar is not described by `config.json`.
     pub(crate) fn agrees(&self, module: &str, tensor: &Tensor, scheme: Scheme) -> Result<(), Problem> {
         let found = Declared::Grouped { bits: scheme.bits.into(), group: scheme.group as u64 };
         let declared = match self {
@@ -90,8 +90,8 @@ impl Table {
     }
 }
 
-/// Bits and group from sizes: `code_words` 32-bit words and `scale_cols` scales along `cols` columns, in tensors
-/// `codes` and `scales` of `format`. `accepted` widths are listed as `accepted_text`.
+/// Bits and group from sizes: `code_words` 32-bit words and `scale_cols` scales along `cols` columns, in
+/// tensors `codes` and `scales` of `format`. `accepted` widths are listed as `accepted_text`.
 pub(crate) fn widths(
     format: Format,
     cols: usize,

@@ -97,7 +97,14 @@ pub(super) fn tensors(synth: &Synth) -> Vec<Stored> {
     for one in synth.expected() {
         match &one.kind {
             Kind::Matrix { rows, cols } => {
-                matrix(&mut all, synth.recipe, &one.name, &[one.name.clone()], (*rows, *cols), false);
+                matrix(
+                    &mut all,
+                    synth.recipe,
+                    &one.name,
+                    std::slice::from_ref(&one.name),
+                    (*rows, *cols),
+                    false,
+                );
             }
             Kind::Experts { projection, experts, rows, cols } => {
                 add_experts(&mut all, synth.recipe, &one.name, *projection, *experts, (*rows, *cols));

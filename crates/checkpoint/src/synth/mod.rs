@@ -1,7 +1,8 @@
 //! Synthetic weights: random canonical tensors of any geometry, in memory or as a checkpoint folder.
 //!
-//! Every tensor has its own counter-based stream, keyed by seed and name, so what one holds depends neither on the
-//! order of reading nor on which others exist, and a folder written by [`write`] holds what [`Synth`] gives.
+//! Every tensor has its own counter-based stream, keyed by seed and name, so what one holds depends neither
+//! on the order of reading nor on which others exist, and a folder written by [`write`] holds what [`Synth`]
+//! gives.
 
 mod layout;
 mod stream;
@@ -107,7 +108,8 @@ pub struct Synth {
 }
 
 impl Synth {
-    /// Weights for everything in `expected`, stored as `recipe` says. `config` is a `config.json` without quantization.
+    /// Weights for everything in `expected`, stored as `recipe` says. `config` is a `config.json` without
+    /// quantization.
     pub fn new(config: Value, expected: Vec<Expected>, recipe: Recipe, seed: u64) -> Self {
         let mut kinds: HashMap<String, Vec<Kind>> = HashMap::new();
         for one in &expected {

@@ -1,7 +1,7 @@
 //! Which values synthetic tensors hold: codes and scales of matrices, and floats by what they are for.
 //!
-//! Only additions, multiplications, divisions and square roots are used, which round alike everywhere, so a seed gives
-//! the same bytes on every machine.
+//! Only additions, multiplications, divisions and square roots are used, which round alike everywhere, so a
+//! seed gives the same bytes on every machine.
 
 use quant::{Dtype, Encoding, Scheme, Zero, bf16_from_f32, bf16_to_f32, f16_from_f32};
 
@@ -61,8 +61,8 @@ fn fill_sums(stream: Stream, deviation: f32, start: usize, out: &mut [u8]) {
     rest.copy_from_slice(&value(first + count)[..rest.len()]);
 }
 
-/// Scales of a grouped matrix, or its biases: sizes differ by a factor of up to 5/3 and half are negative, as tools
-/// write them. A bias puts the middle of the codes at zero.
+/// Scales of a grouped matrix, or its biases: sizes differ by a factor of up to 5/3 and half are negative, as
+/// tools write them. A bias puts the middle of the codes at zero.
 pub(crate) fn fill_scales(
     seed: u64,
     module: &str,

@@ -20,8 +20,8 @@ const SHARD_BYTES: u64 = 4 << 30;
 /// Ending of files that are not finished.
 const PARTIAL: &str = "partial";
 
-/// Writes `synth` into `dir`, which must be absent or empty, and copies `companions` (tokenizer and chat template)
-/// beside it. `progress` gets bytes done and bytes in all.
+/// Writes `synth` into `dir`, which must be absent or empty, and copies `companions` (tokenizer and chat
+/// template) beside it. `progress` gets bytes done and bytes in all.
 ///
 /// Files get their names only when all of them are written, `config.json` last; on an error they are removed.
 pub fn write(

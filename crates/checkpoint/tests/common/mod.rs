@@ -1,6 +1,8 @@
 //! Fixtures, and what the family's geometry asks of them.
 #![allow(dead_code)] // each test binary uses a part
 
+pub(crate) mod damage;
+
 use std::{
     fs,
     path::{Path, PathBuf},
