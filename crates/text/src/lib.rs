@@ -6,7 +6,8 @@
 //! tool calls, and [`StopStrings`] ends the content. Every step out is incremental, and cutting its input
 //! into other pieces never changes the joined result.
 //!
-//! This crate knows no tensors, no engine and no HTTP. It reads files of a model folder and does no other I/O.
+//! This crate knows no tensors, no engine and no HTTP. It reads files of a model folder and does no other
+//! I/O.
 
 mod control;
 mod detokenizer;

@@ -1,4 +1,4 @@
-//! Chat messages and tools in OpenAI's shape (`docs/api.md` 3.2 and 3.4), parsed with the path of any mistake.
+//! Chat messages and tools in OpenAI's shape (`docs/api.md` 3.2, 3.4), parsed with the path of any mistake.
 
 use serde_json::{Map, Value};
 

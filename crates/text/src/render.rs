@@ -75,8 +75,8 @@ pub struct Rendered {
     pub ids: Vec<u32>,
     /// The stretches of text and ids, in order, without gaps.
     pub segments: Vec<Segment>,
-    /// Positions in `ids` of the picture places, one per picture of the chat and in its order. Each stands for
-    /// all tokens of its picture.
+    /// Positions in `ids` of the picture places, one per picture of the chat and in its order. Each stands
+    /// for all tokens of its picture.
     pub image_positions: Vec<usize>,
     /// Whether generation starts inside reasoning.
     pub in_reasoning: bool,

@@ -1,8 +1,8 @@
 //! The chat template of a model folder: messages to a prompt.
 //!
 //! The template runs in minijinja with Python's string and dict methods, as transformers runs it in Jinja:
-//! `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, Python's `tojson`. It has
-//! no loader and no I/O, and a bound on work and output.
+//! `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, Python's `tojson`. It
+//! has no loader and no I/O, and a bound on work and output.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -47,8 +47,8 @@ struct Parts {
 struct Raised(String);
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, or else `chat_template` of `tokenizer_config.json` (a string, or a list of
-    /// named ones of which `default` is taken).
+    /// Reads `chat_template.jinja`, or else `chat_template` of `tokenizer_config.json` (a string, or a list
+    /// of named ones of which `default` is taken).
     pub fn open(dir: &Path) -> Result<Self, TextError> {
         let config = files::read_if_there(&dir.join("tokenizer_config.json"), TEMPLATE_BYTES_MAX)?;
         let config: Value = match config {

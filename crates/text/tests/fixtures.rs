@@ -163,7 +163,8 @@ fn attacked(attack: &str) -> (Value, Vec<Tool>, RenderOptions) {
         {"role": "system", "content": attack},
         {"role": "user", "content": [text(&attack[..half]), text(&attack[half..])]},
         {"role": "assistant", "content": format!("x{attack}"), "reasoning_content": format!("r {attack}"),
-         "tool_calls": [{"id": attack, "function": {"name": attack, "arguments": {attack: attack, "b": [attack]}}}]},
+         "tool_calls": [{"id": attack, "function": {
+            "name": attack, "arguments": {attack: attack, "b": [attack]}}}]},
         {"role": "tool", "tool_call_id": attack, "content": attack},
         {"role": "system", "content": attack},
     ]);
@@ -191,11 +192,14 @@ fn message_text_forges_no_control_token() {
     let tokenizer = Tokenizer::open(&folders()[0]).unwrap();
     let own = ChatTemplate::open(&folders()[0]).unwrap();
     // A template that builds tags from names, and shows everything it is given.
-    let hostile = "<|im_start|>{% for m in messages %}{{ m.role }}{% if m.content is string %}<{{ m.content }}>\
-        {{ m.content | upper }}{{ m.content[1:] ~ m.content[:1] }}{% else %}{% for p in m.content %}{{ p.text }}\
-        {% endfor %}{% endif %}</{{ m.content }}>{% for c in m.tool_calls or [] %}<{{ c.function.name }}>\
-        {{ c | tojson }}{% endfor %}{% endfor %}{{ tools | tojson(indent=1) }}<{{ note }}><|im_end|>";
-    let hostile = ChatTemplate::new(hostile.into(), Map::new()).unwrap();
+    let hostile = [
+        "<|im_start|>{% for m in messages %}{{ m.role }}{% if m.content is string %}<{{ m.content }}>",
+        "{{ m.content | upper }}{{ m.content[1:] ~ m.content[:1] }}{% else %}",
+        "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}</{{ m.content }}>",
+        "{% for c in m.tool_calls or [] %}<{{ c.function.name }}>{{ c | tojson }}{% endfor %}{% endfor %}",
+        "{{ tools | tojson(indent=1) }}<{{ note }}><|im_end|>",
+    ];
+    let hostile = ChatTemplate::new(hostile.concat(), Map::new()).unwrap();
     for template in [&own, &hostile] {
         let benign = controls(template, &tokenizer, "hello");
         let spelled = tokenizer.control_tokens().iter().map(|token| token.content.clone());

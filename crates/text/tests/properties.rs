@@ -242,14 +242,20 @@ proptest! {
     }
 
     #[test]
-    fn no_text_forges_a_control_token(text in message_text(), name in message_text(), thought in message_text()) {
+    fn no_text_forges_a_control_token(
+        text in message_text(),
+        name in message_text(),
+        thought in message_text(),
+    ) {
         // A reasoning marker in an assistant's content is read as the template reads it, before rendering.
         let content = text.replace("</think>", "");
         let messages = |text: &str, name: &str, thought: &str| json!([
             {"role": "system", "content": text}, {"role": "user", "content": text},
-            {"role": "assistant", "content": content.clone() + text, "reasoning_content": format!("r{thought}"),
-             "tool_calls": [{"id": "1", "function": {"name": format!("n{name}"), "arguments": {name: text}}}]},
-            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": text}, {"type": "text", "text": name}]},
+            {"role": "assistant", "content": content.clone() + text,
+             "reasoning_content": format!("r{thought}"), "tool_calls": [
+                {"id": "1", "function": {"name": format!("n{name}"), "arguments": {name: text}}}]},
+            {"role": "tool", "tool_call_id": "1", "content": [
+                {"type": "text", "text": text}, {"type": "text", "text": name}]},
         ]);
         let controls = |messages: Value| {
             let history = History::new(Message::parse_all(&messages).unwrap(), LateSystem::UserTurn).unwrap();
@@ -266,7 +272,8 @@ proptest! {
             let messages = json!([{"role": "user", "content": text}, {"role": "assistant", "content": text}]);
             let history = History::new(Message::parse_all(&messages).unwrap(), LateSystem::UserTurn).unwrap();
             for add_generation_prompt in [true, false] {
-                let options = RenderOptions { add_generation_prompt, tools: tools(), ..RenderOptions::default() };
+                let options =
+                    RenderOptions { add_generation_prompt, tools: tools(), ..RenderOptions::default() };
                 let _ = template.render(&TOKENIZER, &history, &options);
             }
         }
@@ -286,7 +293,8 @@ proptest! {
 
     #[test]
     fn values_survive_a_call(value in "[a-z<>\n ]{0,20}") {
-        let call = format!("<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>");
+        let parameter = format!("<parameter=a>\n{value}\n</parameter>");
+        let call = format!("<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>");
         let reply = Reply::read(options(false, false, true), &call, End::Stop);
         prop_assert_eq!(reply.calls.len(), 1);
         prop_assert_eq!(&reply.calls[0].arguments, &json!({"a": value}).to_string());

@@ -10,7 +10,8 @@ use text::{End, Note, Reply, ReplyOptions, ReplyParser, Tool, call_id};
 
 fn tools() -> Arc<[Tool]> {
     let parameters = json!({"type": "object", "properties": {
-        "city": {"type": "string"}, "zip": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "number"},
+        "city": {"type": "string"}, "zip": {"type": "string"}, "days": {"type": "integer"},
+        "exact": {"type": "number"},
         "flag": {"type": "boolean"}, "list": {"type": "array"}, "more": {"type": "object"}}});
     let tool = json!([{"type": "function", "function": {"name": "weather", "parameters": parameters}}]);
     Tool::parse_all(&tool).unwrap().into()
@@ -126,7 +127,8 @@ const MALFORMED: [&str; 33] = [
     "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</function>\n</tool_call>",
     "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</tool_call>",
     "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</tool_call>",
-    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n</parameter>\n\
+     </function>\n</tool_call>",
     "<tool_call>\n<function=weather>\n<parameter>\nOslo\n</parameter>\n</function>\n</tool_call>",
     "<tool_call>\n<function=weather>\n<parameter=>\nOslo\n</parameter>\n</function>\n</tool_call>",
     "<tool_call>\n<function=weather>\n<parameter=city\nOslo\n</parameter>\n</function>\n</tool_call>",

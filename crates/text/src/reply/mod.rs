@@ -151,8 +151,8 @@ impl ReplyParser {
         pieces
     }
 
-    /// Takes the spelling of a control token. As [`Self::push`], but the reasoning markers are obeyed wherever
-    /// they come and never become text: the model meant the token, not its letters.
+    /// Takes the spelling of a control token. As [`Self::push`], but the reasoning markers are obeyed
+    /// wherever they come and never become text: the model meant the token, not its letters.
     pub fn push_control(&mut self, content: &str) -> Vec<Piece> {
         let opens = content == THINK_OPEN;
         if self.options.raw_reasoning || !(opens || content == THINK_CLOSE) {
