@@ -1,7 +1,7 @@
 //! The model family behind one seam.
 //!
-//! [`Model`] is what the engine asks: forwards over windows of tokens, draws, drafts, and the states of slots and
-//! snapshots. It holds no tensors in its signature. [`qwen3_5`] is the family; it is written once over
+//! [`Model`] is what the engine asks: forwards over windows of tokens, draws, drafts, and the states of slots
+//! and snapshots. It holds no tensors in its signature. [`qwen3_5`] is the family; it is written once over
 //! `&mut dyn device::Device`.
 
 pub mod qwen3_5;

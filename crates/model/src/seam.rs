@@ -21,8 +21,8 @@ pub struct Spec {
     pub slots: usize,
     /// Snapshots.
     pub snapshots: usize,
-    /// K/V pages of [`device::PAGE_TOKENS`] tokens shared by all slots and the prefix cache. Pages are named by
-    /// index below this.
+    /// K/V pages of [`device::PAGE_TOKENS`] tokens shared by all slots and the prefix cache. Pages are named
+    /// by index below this.
     pub pages: usize,
     /// Most rows of one step, over all windows.
     pub rows_max: usize,
@@ -124,27 +124,30 @@ pub enum ModelError {
 
 /// A model on a device, ready to step.
 ///
-/// Row purity: the logits of a position depend on the tokens up to it and the weights only; not on the window or
-/// chunk it came in, other windows, slots, pages, drafts or time.
+/// Row purity: the logits of a position depend on the tokens up to it and the weights only; not on the window
+/// or chunk it came in, other windows, slots, pages, drafts or time.
 pub trait Model: Send {
     /// Sizes and limits.
     fn spec(&self) -> &Spec;
-    /// One forward over all windows. Returns how many rows of logits it made, numbered window by window; they stay
-    /// readable until the next step or draft.
+    /// One forward over all windows. Returns how many rows of logits it made, numbered window by window; they
+    /// stay readable until the next step or draft.
     fn step(&mut self, windows: &[Window]) -> Result<usize, ModelError>;
     /// Draws from the logits of the last step.
     fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Drawn>, ModelError>;
     /// Reads one row of the last step's logits, `[vocabulary]`.
     fn read_logits(&mut self, row: usize, out: &mut [f32]) -> Result<(), ModelError>;
-    /// Of the slot's last uncommitted window, these rows (a path from its root; possibly empty) become part of the
-    /// sequence: it then has `start + rows.len()` tokens and the bits that stepping them one by one would have given.
+    /// Of the slot's last uncommitted window, these rows (a path from its root; possibly empty) become part
+    /// of the sequence: it then has `start + rows.len()` tokens and the bits that stepping them one by one
+    /// would have given.
     fn keep(&mut self, slot: SlotId, rows: &[usize]) -> Result<(), ModelError>;
-    /// Proposes tokens after `ask.token` for each sequence, all in company. An empty answer where there is no MTP.
+    /// Proposes tokens after `ask.token` for each sequence, all in company. An empty answer where there is no
+    /// MTP.
     fn draft(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError>;
-    /// Saves what the slot's pages do not hold (recurrent, convolution and MTP state) at its current position.
+    /// Saves what the slot's pages do not hold (recurrent, convolution and MTP state) at its current
+    /// position.
     fn save(&mut self, slot: SlotId, into: SnapshotId) -> Result<(), ModelError>;
-    /// Sets the slot to a saved state, or to the empty sequence. Pages are the caller's business: it passes the same
-    /// ones (or copies with equal contents) from then on.
+    /// Sets the slot to a saved state, or to the empty sequence. Pages are the caller's business: it passes
+    /// the same ones (or copies with equal contents) from then on.
     fn load(&mut self, slot: SlotId, from: Option<SnapshotId>) -> Result<(), ModelError>;
     /// A snapshot as bytes, for keeping outside the device.
     fn export_snapshot(&mut self, from: SnapshotId) -> Result<Vec<u8>, ModelError>;

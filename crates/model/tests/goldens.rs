@@ -1,7 +1,10 @@
 //! The forward pass on the float64 device against an independent float64 implementation, layer by layer.
 //!
-//! Both sides compute in float64 and differ in the order of sums: 1e-12 leaves room for that and for nothing else.
-//! Goldens stored in f32 carry its rounding, 6e-8.
+//! Both sides compute in float64 and differ in the order of sums: 1e-12 leaves room for that and for nothing
+//! else. Goldens stored in f32 carry its rounding, 6e-8.
+
+// A call that fails fails its test.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
@@ -175,7 +178,8 @@ fn tiny_b_matches_its_goldens() {
     check("tiny-b");
 }
 
-/// Every checkpoint format gives the logits its own library gave for the same codes. Those were computed in f32.
+/// Every checkpoint format gives the logits its own library gave for the same codes. Those were computed in
+/// f32.
 #[test]
 fn formats_match_their_goldens() {
     for format in [

@@ -6,7 +6,8 @@ use super::network::{Network, Result};
 use super::weights::Attention;
 
 impl Network {
-    /// From `scratch.normed` to the gated heads in `scratch.attention.attended`, appending K/V to the layer's pages.
+    /// From `scratch.normed` to the gated heads in `scratch.attention.attended`, appending K/V to the layer's
+    /// pages.
     pub(super) fn attend(&self, device: &mut dyn Device, mixer: &Attention, rows: usize) -> Result {
         let (s, a) = (&self.scratch, &self.scratch.attention);
         let (shape, eps) = (self.config.attention, self.config.eps);

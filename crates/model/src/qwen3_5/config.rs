@@ -1,7 +1,7 @@
 //! The checked geometry of a model (`docs/model.md` section 1).
 //!
-//! A [`Config`] that exists is valid: counts are between 1 and the limits named here, heads divide, and no product
-//! of sizes overflows. Later code computes with them freely.
+//! A [`Config`] that exists is valid: counts are between 1 and the limits named here, heads divide, and no
+//! product of sizes overflows. Later code computes with them freely.
 
 use device::{AttentionShape, DeltaShape};
 use serde_json::Value;
@@ -120,8 +120,8 @@ pub struct Config {
 impl Config {
     /// Reads and checks `config.json`. The text keys are in `text_config` or at the top level.
     ///
-    /// `attn_output_gate` is not read: the family always gates, and a model that does not has a query projection of
-    /// another shape. Keys that change nothing in inference are not read either.
+    /// `attn_output_gate` is not read: the family always gates, and a model that does not has a query
+    /// projection of another shape. Keys that change nothing in inference are not read either.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
         let top = Section::new(json, "")?;
         let nested = top.get("text_config");
@@ -186,8 +186,8 @@ impl Config {
         self.layers.iter().enumerate().filter(move |(_, k)| **k == kind).map(|(layer, _)| layer)
     }
 
-    /// Values of the main model's matrices, token table and head both counted. The named limits keep every product
-    /// far below 2^64.
+    /// Values of the main model's matrices, token table and head both counted. The named limits keep every
+    /// product far below 2^64.
     pub fn parameters(&self) -> u64 {
         let [h, v] = [self.hidden, self.vocabulary].map(|n| n as u64);
         let (a, d) = (self.attention, self.delta);

@@ -1,4 +1,5 @@
-//! Drafts by the MTP layer: the pending row of every asking sequence first, then a chain on the layer's own results.
+//! Drafts by the MTP layer: the pending row of every asking sequence first, then a chain on the layer's own
+//! results.
 
 use device::{Draw, Drawn, host_math};
 
@@ -113,8 +114,8 @@ impl Qwen {
 }
 
 impl Chain<'_> {
-    /// How the chain's token number `position` is drawn: with the target's own keys. A mask belongs to the first
-    /// token only, for what a grammar allows later depends on it.
+    /// How the chain's token number `position` is drawn: with the target's own keys. A mask belongs to the
+    /// first token only, for what a grammar allows later depends on it.
     fn draw(&self, row: usize, position: usize) -> Draw {
         let first = position == 0;
         Draw {
@@ -144,8 +145,8 @@ impl Chain<'_> {
         true
     }
 
-    /// The next row: the token just taken on the result of row `row`. Chained rows stand beyond the committed ones
-    /// and are written again from the model's own hidden states once their tokens are committed.
+    /// The next row: the token just taken on the result of row `row`. Chained rows stand beyond the committed
+    /// ones and are written again from the model's own hidden states once their tokens are committed.
     fn window(&self, row: usize) -> MtpWindow {
         let taken = self.draft.tokens.len();
         let index = self.ask.start + taken - 1;

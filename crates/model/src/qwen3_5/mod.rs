@@ -1,6 +1,7 @@
 //! The qwen3_5_moe family (`docs/model.md`): configuration, weights and the forward pass over any device.
 //!
-//! [`open`] loads a checkpoint onto a device and gives a [`Qwen`], which is the [`crate::Model`] the engine drives.
+//! [`open`] loads a checkpoint onto a device and gives a [`Qwen`], which is the [`crate::Model`] the engine
+//! drives.
 
 mod attention;
 mod config;

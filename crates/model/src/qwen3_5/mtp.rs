@@ -1,8 +1,9 @@
 //! The MTP layer (`docs/model.md` section 8): one forward over rows of several sequences.
 //!
-//! Row `i` of a sequence joins the model's hidden state of position `i` with the embedding of token `i + 1`; its K/V
-//! goes to place `i` of the same pages that the main model uses. The last row of a shared page therefore depends on
-//! the token after the page: sequences that share it overwrite each other's, which only drafts can notice.
+//! Row `i` of a sequence joins the model's hidden state of position `i` with the embedding of token `i + 1`;
+//! its K/V goes to place `i` of the same pages that the main model uses. The last row of a shared page
+//! therefore depends on the token after the page: sequences that share it overwrite each other's, which only
+//! drafts can notice.
 
 use device::{Buffer, Device, Row, Step, Window};
 
@@ -69,8 +70,8 @@ impl Network {
         Ok(())
     }
 
-    /// One forward. Hidden states named by row are taken from `hidden`. The results of the rows `wanted` go to
-    /// `scratch.mtp.drafted`, in that order, and their logits to `scratch.logits`.
+    /// One forward. Hidden states named by row are taken from `hidden`. The results of the rows `wanted` go
+    /// to `scratch.mtp.drafted`, in that order, and their logits to `scratch.logits`.
     pub(super) fn mtp_forward(
         &self,
         device: &mut dyn Device,

@@ -1,6 +1,6 @@
-//! The network: weights, pools and scratch of one device, as handles. Its methods are the forward pass, written once
-//! over `&mut dyn Device`: this file holds the way through the layers, `delta_net.rs`, `attention.rs`, `moe.rs` and
-//! `mtp.rs` the parts.
+//! The network: weights, pools and scratch of one device, as handles. Its methods are the forward pass,
+//! written once over `&mut dyn Device`: this file holds the way through the layers, `delta_net.rs`,
+//! `attention.rs`, `moe.rs` and `mtp.rs` the parts.
 
 use device::{Buffer, Device, DeviceError, KvPool, KvShape, Picks, Rotary, StatePool, Step};
 
@@ -12,8 +12,8 @@ use super::weights::{Mixer, Weights};
 
 pub(super) type Result<T = ()> = std::result::Result<T, DeviceError>;
 
-/// Looks at a forward pass from inside, for tests and comparisons. Every method does nothing by default; reading a
-/// buffer waits for the device.
+/// Looks at a forward pass from inside, for tests and comparisons. Every method does nothing by default;
+/// reading a buffer waits for the device.
 pub trait Probe {
     /// `x` `[rows, H]` holds the embeddings, image rows included.
     fn after_embed(&mut self, _device: &mut dyn Device, _x: Buffer, _rows: usize) -> Result {
@@ -108,9 +108,9 @@ impl Network {
         Ok(Self { config, weights, pools, scratch, picks, rotary, rows_max: settings.rows_max })
     }
 
-    /// One forward of the main model over `step`. `embeds` are the embedding rows of step rows without a token;
-    /// `scored` the step rows that want logits. Leaves hidden states in `scratch.hidden` and logits, in the order of
-    /// `scored`, in `scratch.logits`.
+    /// One forward of the main model over `step`. `embeds` are the embedding rows of step rows without a
+    /// token; `scored` the step rows that want logits. Leaves hidden states in `scratch.hidden` and logits,
+    /// in the order of `scored`, in `scratch.logits`.
     pub(super) fn forward(
         &self,
         device: &mut dyn Device,

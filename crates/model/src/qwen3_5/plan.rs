@@ -96,8 +96,8 @@ impl MemoryPlan {
         [self.weights, self.kv, self.states, self.scratch].iter().fold(0, |sum, n| sum.saturating_add(*n))
     }
 
-    /// The largest context, a multiple of a page up to the model's own limit, that fits `budget` bytes with pages
-    /// for every slot to fill it ([`Settings::with_context`]). `None`: not even one page each.
+    /// The largest context, a multiple of a page up to the model's own limit, that fits `budget` bytes with
+    /// pages for every slot to fill it ([`Settings::with_context`]). `None`: not even one page each.
     pub fn context_that_fits(
         config: &Config,
         settings: &Settings,

@@ -106,8 +106,8 @@ impl Qwen {
         &*self.device
     }
 
-    /// Bytes read (and for states also written) to decode one token after `context` others: stored weights, one
-    /// table row, the picked share of the experts, states, K/V. Without drafts.
+    /// Bytes read (and for states also written) to decode one token after `context` others: stored weights,
+    /// one table row, the picked share of the experts, states, K/V. Without drafts.
     pub fn bytes_per_token(&self, context: usize) -> u64 {
         let (config, stored) = (&self.network.config, self.network.weights.stored);
         let experts = stored.experts / config.experts as u64 * config.picks as u64;
@@ -129,8 +129,8 @@ impl Qwen {
         }
     }
 
-    /// [`Model::step`] with embeddings for step rows that have no token (image rows): row of the step and `[hidden]`
-    /// values, and with a look inside.
+    /// [`Model::step`] with embeddings for step rows that have no token (image rows): row of the step and
+    /// `[hidden]` values, and with a look inside.
     pub fn step_with(
         &mut self,
         windows: &[Window],
@@ -151,8 +151,8 @@ impl Qwen {
         Ok(self.logits_rows)
     }
 
-    /// The main forward. Gives the rows it settles for the MTP layer, whose hidden states are in `scratch.hidden`,
-    /// per committed window; none without MTP.
+    /// The main forward. Gives the rows it settles for the MTP layer, whose hidden states are in
+    /// `scratch.hidden`, per committed window; none without MTP.
     pub(super) fn run(
         &mut self,
         windows: &[Window],
@@ -179,8 +179,9 @@ impl Qwen {
         let mut first = 0;
         for window in windows {
             let count = window.rows.len();
-            // The host keeps hidden states whose next token is open: the last of a committed window, all of a draft
-            // window. On the device they would need a place per slot and snapshot, and copies between these.
+            // The host keeps hidden states whose next token is open: the last of a committed window, all of a
+            // draft window. On the device they would need a place per slot and snapshot, and copies between
+            // these.
             let hidden = match (mtp, window.commit) {
                 (false, _) => Vec::new(),
                 (true, true) => self.hidden(first + count - 1, 1)?,

@@ -64,10 +64,11 @@ pub enum PositionsError {
     },
 }
 
-/// Positions (t, h, w) of a prompt's tokens, and `rope_delta`: the next text position minus the number of tokens.
+/// Positions (t, h, w) of a prompt's tokens, and `rope_delta`: the next text position minus the number of
+/// tokens.
 ///
-/// `grids` are the pictures' grids (frames, rows, columns) in patches, in order; a run of `image_token` belongs to
-/// the next picture, whose rows are `merge` x `merge` patches each.
+/// `grids` are the pictures' grids (frames, rows, columns) in patches, in order; a run of `image_token`
+/// belongs to the next picture, whose rows are `merge` x `merge` patches each.
 pub fn positions(
     ids: &[u32],
     image_token: Option<u32>,

@@ -16,8 +16,8 @@ pub struct Scored<'a> {
     pub logits: &'a [f32],
     /// First row of `mtp_logits`.
     pub mtp_first: usize,
-    /// `[rows, vocabulary]` of the MTP layer fed with the text's own tokens; row `i` scores token `i + 2`. The last
-    /// row of a text has none. Empty unless asked for.
+    /// `[rows, vocabulary]` of the MTP layer fed with the text's own tokens; row `i` scores token `i + 2`.
+    /// The last row of a text has none. Empty unless asked for.
     pub mtp_logits: &'a [f32],
 }
 
@@ -28,9 +28,9 @@ pub fn text_rows(ids: &[u32]) -> Vec<Row> {
 }
 
 impl Qwen {
-    /// Scores every row of a text, `chunk` rows at a time. `embeds` are the embedding rows of image rows, which have
-    /// no token. Uses slot 0, which it clears first and leaves with the text in it, and the first pages: nothing
-    /// else may be using them.
+    /// Scores every row of a text, `chunk` rows at a time. `embeds` are the embedding rows of image rows,
+    /// which have no token. Uses slot 0, which it clears first and leaves with the text in it, and the first
+    /// pages: nothing else may be using them.
     pub fn score(
         &mut self,
         rows: &[Row],

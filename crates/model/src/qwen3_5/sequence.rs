@@ -1,9 +1,10 @@
-//! What the host knows of a slot: its length, the window that waits for [`crate::Model::keep`], and the rows the MTP
-//! layer has not seen.
+//! What the host knows of a slot: its length, the window that waits for [`crate::Model::keep`], and the rows
+//! the MTP layer has not seen.
 //!
-//! With `n` committed tokens the MTP layer can have rows `0 .. n - 2`: row `n - 1` needs the token after it and is
-//! *pending*. Rows whose next token became known in a draft window are *queued* and run together with the next MTP
-//! forward of the slot, so that a round of drafting costs one forward for them and the pending row together.
+//! With `n` committed tokens the MTP layer can have rows `0 .. n - 2`: row `n - 1` needs the token after it
+//! and is *pending*. Rows whose next token became known in a draft window are *queued* and run together with
+//! the next MTP forward of the slot, so that a round of drafting costs one forward for them and the pending
+//! row together.
 
 use device::Row;
 
@@ -64,14 +65,15 @@ impl Sequence {
         (!rows.is_empty()).then(|| MtpWindow { slot, start, rows, pages: self.pages.clone() })
     }
 
-    /// Puts the rows of a window back, to run with the next ones. Nothing may have happened since it was taken.
+    /// Puts the rows of a window back, to run with the next ones. Nothing may have happened since it was
+    /// taken.
     pub(super) fn put_back(&mut self, window: MtpWindow) {
         assert!(self.queue.is_empty(), "nothing was queued since");
         self.queue = window.rows;
     }
 
-    /// Queued rows and the pending one, which `token` follows; `None` without a pending row. The queue is left empty;
-    /// the pending row stays, for it runs again with the same input once the token is committed.
+    /// Queued rows and the pending one, which `token` follows; `None` without a pending row. The queue is
+    /// left empty; the pending row stays, for it runs again with the same input once the token is committed.
     pub(super) fn take_draft(&mut self, slot: u32, token: u32, pages: &[u32]) -> Option<MtpWindow> {
         let pending = self.pending.clone()?;
         let start = self.first();
@@ -98,8 +100,9 @@ impl Sequence {
         }
     }
 
-    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles, queued and
-    /// pending ones first. `next(row)` is what row `row` of the window embeds; `last` becomes pending.
+    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles,
+    /// queued and pending ones first. `next(row)` is what row `row` of the window embeds; `last` becomes
+    /// pending.
     pub(super) fn advance(
         &mut self,
         slot: u32,
@@ -131,7 +134,8 @@ impl Pending {
     }
 }
 
-/// Is `path` a way from the committed state through a window of `rows` rows, each row the child of the one before?
+/// Is `path` a way from the committed state through a window of `rows` rows, each row the child of the one
+/// before?
 pub(super) fn is_path(rows: usize, parents: Option<&[Option<u32>]>, path: &[usize]) -> bool {
     let parent = |row: usize| match parents {
         None => row.checked_sub(1),

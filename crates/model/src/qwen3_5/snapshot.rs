@@ -1,8 +1,8 @@
 //! Snapshots and pages, on the device and as bytes.
 //!
-//! Bytes of a snapshot: magic, then little-endian: length u64, pending 0 or 1 u32, width 4 or 8 u32 (f32 where every
-//! value is one, else f64), and if pending its three positions u32 and `hidden` floats; then per delta-net layer the
-//! recurrent and the convolution state. Floats have the width given.
+//! Bytes of a snapshot: magic, then little-endian: length u64, pending 0 or 1 u32, width 4 or 8 u32 (f32
+//! where every value is one, else f64), and if pending its three positions u32 and `hidden` floats; then per
+//! delta-net layer the recurrent and the convolution state. Floats have the width given.
 
 use device::DeltaState;
 

@@ -89,7 +89,8 @@ impl VisionConfig {
 fn theta(section: &Section<'_>) -> Result<f64, ConfigError> {
     let Some(value) = section.get("rope_parameters") else { return Ok(10_000.0) };
     let rope = Section::new(value, "vision_config.rope_parameters")?;
-    // transformers 5 writes `axial` for what older files do not name: rows and columns turn half of a head each.
+    // transformers 5 writes `axial` for what older files do not name: rows and columns turn half of a head
+    // each.
     rope.only("rope_type", &["default", "axial"])?;
     rope.only("type", &["default", "axial"])?;
     Ok(rope.positive("rope_theta")?.unwrap_or(10_000.0))
