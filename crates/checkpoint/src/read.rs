@@ -14,8 +14,10 @@ use crate::{
 const THREADS_MAX: usize = 8;
 /// A matrix smaller than this is transposed by one thread.
 const PANEL_BYTES_MIN: usize = 1 << 20;
-/// Output rows of one tile of a transposition: one cache line of 4-byte elements.
-const TILE: usize = 16;
+/// Output rows of one tile of a transposition: several cache lines of each input row, which lie far apart.
+const TILE_ROWS: usize = 64;
+/// Elements of each output row in a tile: one cache line of 4-byte ones.
+const TILE_INNER: usize = 16;
 
 /// Reads one module. AutoRound's is copied; every other shares the mapped bytes.
 pub(crate) fn matrix(folder: &Folder, module: &Module) -> Result<Matrix, Problem> {
@@ -88,7 +90,7 @@ fn transpose<const SIZE: usize>(stored: &[u8], rows: usize, threads: usize) -> V
     let mut out = vec![0; stored.len()];
     let row_bytes = stored.len() / rows;
     let workers = if stored.len() < PANEL_BYTES_MIN { 1 } else { threads };
-    let panel_rows = rows.div_ceil(workers).next_multiple_of(TILE);
+    let panel_rows = rows.div_ceil(workers).next_multiple_of(TILE_ROWS);
     if workers <= 1 {
         transpose_panel::<SIZE>(stored, rows, 0, &mut out);
         return out;
@@ -106,12 +108,12 @@ fn transpose<const SIZE: usize>(stored: &[u8], rows: usize, threads: usize) -> V
 fn transpose_panel<const SIZE: usize>(stored: &[u8], rows: usize, first: usize, out: &mut [u8]) {
     let row_bytes = stored.len() / rows;
     let inner = row_bytes / SIZE;
-    let mut tile = [[[0u8; SIZE]; TILE]; TILE];
-    for (block, out) in out.chunks_mut(TILE * row_bytes).enumerate() {
-        let row = first + block * TILE;
+    let mut tile = [[[0u8; SIZE]; TILE_ROWS]; TILE_INNER];
+    for (block, out) in out.chunks_mut(TILE_ROWS * row_bytes).enumerate() {
+        let row = first + block * TILE_ROWS;
         let height = out.len() / row_bytes;
-        for start in (0..inner).step_by(TILE) {
-            let width = TILE.min(inner - start);
+        for start in (0..inner).step_by(TILE_INNER) {
+            let width = TILE_INNER.min(inner - start);
             for (k, line) in tile.iter_mut().enumerate().take(width) {
                 let at = ((start + k) * rows + row) * SIZE;
                 let source = stored[at..at + height * SIZE].as_chunks::<SIZE>().0;

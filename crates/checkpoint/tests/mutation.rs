@@ -136,11 +136,11 @@ fn damaged_folders_never_panic() {
     for name in ["mlx-4bit", "autoround-w4a16", "compressed-tensors-w4a16"] {
         let source = format(name);
         for file in ["model.safetensors", "model.safetensors.index.json", "config.json"] {
-            hammer(&source, file, 150);
+            hammer(&source, file, 100);
         }
     }
-    hammer(&format("mlx-mixed-3bit"), "mtp-4bit.safetensors", 150);
-    hammer(&fixture("tiny-a"), "model.safetensors", 150);
+    hammer(&format("mlx-mixed-3bit"), "mtp-4bit.safetensors", 100);
+    hammer(&fixture("tiny-a"), "model.safetensors", 100);
 }
 
 #[test]
