@@ -1,0 +1,41 @@
+//! One file per command.
+
+mod bench;
+mod chat;
+mod check;
+mod info;
+mod logits;
+mod manual;
+mod run;
+mod synth;
+mod version;
+
+use crate::args::{Command, ModelArgs};
+use crate::error::Result;
+use crate::output::Output;
+
+/// Runs a command.
+pub(crate) fn dispatch(command: Command, output: &Output) -> Result {
+    match command {
+        Command::Info(args) => info::info(&args, output),
+        Command::Check(args) => check::check(&args, output),
+        Command::Run(args) => run::run(&args, output),
+        Command::Chat(args) => chat::chat(&args, output),
+        Command::Logits(args) => logits::logits(&args, output),
+        Command::Synth(args) => synth::synth(&args, output),
+        Command::Bench(args) => bench::bench(&args, output),
+        Command::Completions { shell } => manual::completions(shell, output),
+        Command::Man { dir } => manual::manual(dir.as_deref(), output),
+        Command::Version => version::version(output),
+    }
+}
+
+/// Says so where an option of replies was given to a command that works on token ids.
+fn no_template(args: &ModelArgs, output: &Output) -> Result {
+    if args.thinking.is_some() || args.template_kwargs.is_some() {
+        output.note(
+            "note: --thinking and --template-kwargs change nothing here: token ids have no chat template",
+        )?;
+    }
+    Ok(())
+}

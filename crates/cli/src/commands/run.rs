@@ -1,0 +1,91 @@
+//! `clary run`: one reply.
+
+use std::io::{IsTerminal, Read, stdin};
+
+use server::{Conversation, Finish};
+use text::{Message, Role};
+
+use crate::args::RunArgs;
+use crate::error::{Failure, Result};
+use crate::interrupt::Interrupt;
+use crate::load::Sizes;
+use crate::output::Output;
+use crate::session;
+use crate::settings::{self, Thinking, Wish};
+use crate::{reply, table};
+
+/// Longest prompt read from stdin, bytes.
+const PROMPT_BYTES_MAX: u64 = 64 << 20;
+
+/// Answers one question.
+pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
+    let thinking = Thinking::new(&args.model)?;
+    let prompt = prompt(args.prompt.as_deref())?;
+    let interrupt = Interrupt::install()?;
+    let draft = args.draft.draft;
+    let sizes = Sizes::conversation(args.model.ctx, draft);
+    let running = session::start(&args.model, args.threads.threads, sizes, output)?;
+    let sampling = settings::sampling(&args.sampling, &running.session.text().defaults);
+    let seed = sampling.seed;
+    if output.verbose > 0 {
+        output.note(&format!("seed     {seed}"))?;
+    }
+    let wish = Wish { thinking: &thinking, sampling, max_tokens: args.sampling.max_tokens, draft };
+    let options = settings::options(wish);
+    let mut messages = Vec::new();
+    messages.extend(args.system.as_deref().map(|system| Message::text(Role::System, system)));
+    messages.push(Message::text(Role::User, prompt));
+    let stream = running.session.start(Conversation { messages, tools: Vec::new() }, &options)?;
+    let outcome = reply::show(stream, output, &interrupt)?;
+    if output.json {
+        output.document(&reply::document(&outcome, seed, running.load))?;
+    }
+    let load = running.load.as_secs_f64();
+    output.note(&output.dim(&format!("{} | load {load:.2} s", reply::statistics(&outcome))))?;
+    if output.verbose > 1 {
+        output.note(&format!(
+            "peak     {}",
+            crate::memory::peak().map_or("unavailable".into(), table::bytes)
+        ))?;
+    }
+    match outcome.finish {
+        Finish::Cancelled => Err(Failure::interrupted()),
+        _ => Ok(()),
+    }
+}
+
+/// The question: as typed, or from stdin.
+fn prompt(typed: Option<&str>) -> Result<String> {
+    let prompt = match typed {
+        Some("-") => read()?,
+        Some(text) => text.to_owned(),
+        None if stdin().is_terminal() => {
+            return Err(Failure::usage("no prompt").hint("clary run MODEL \"question\", or - to read stdin"));
+        }
+        None => read()?,
+    };
+    if prompt.trim().is_empty() {
+        return Err(
+            Failure::usage("the prompt is empty").hint("clary run MODEL \"question\", or - to read stdin")
+        );
+    }
+    Ok(prompt)
+}
+
+fn read() -> Result<String> {
+    let mut bytes = Vec::new();
+    stdin()
+        .lock()
+        .take(PROMPT_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::usage(format!("stdin: {error}")))?;
+    if bytes.len() as u64 > PROMPT_BYTES_MAX {
+        return Err(Failure::usage(format!(
+            "stdin: more than {PROMPT_BYTES_MAX} bytes; send a shorter prompt"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::usage(format!("stdin: byte {at} is not UTF-8")).hint("convert the prompt to UTF-8")
+    })
+}

@@ -1,0 +1,20 @@
+//! `clary version`.
+
+use serde_json::json;
+
+use crate::error::Result;
+use crate::output::Output;
+
+/// Prints what this build is.
+pub(crate) fn version(output: &Output) -> Result {
+    let version = env!("CARGO_PKG_VERSION");
+    let commit = option_env!("CLARY_COMMIT");
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let isa = device::cpu::Isa::detect().name();
+    if output.json {
+        let document = json!({"version": version, "commit": commit, "target": target, "isa": isa});
+        return Ok(output.document(&document)?);
+    }
+    let commit = commit.map(|commit| format!(" (commit {commit})")).unwrap_or_default();
+    Ok(output.out(&format!("clary {version}{commit}\ntarget {target}\nisa {isa}\n"))?)
+}

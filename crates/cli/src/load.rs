@@ -1,0 +1,161 @@
+//! From a checked MODEL to a model on a device.
+
+use std::collections::HashSet;
+use std::num::NonZero;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use device::cpu::{CpuSettings, Isa};
+use device::{Device, KvForm, WINDOW_ROWS_MAX};
+use model::qwen3_5::{MemoryPlan, Qwen, Settings, open};
+
+use crate::args::{Ctx, Draft, Kv, ModelArgs};
+use crate::error::Result;
+use crate::memory::{self, Wish};
+use crate::output::Output;
+use crate::progress::{Progress, Unit};
+use crate::table;
+use crate::weights::Weights;
+
+/// Rows of a prefill step.
+pub(crate) const ROWS_MAX: usize = 512;
+
+/// A model ready to step, and how it came to be.
+pub(crate) struct Loaded {
+    /// The model.
+    pub(crate) qwen: Qwen,
+    /// Reading the weights and packing them for the device.
+    pub(crate) time: Duration,
+}
+
+/// What a command asks of the model's sizes, before memory has its say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Sequences that run at once.
+    pub(crate) slots: usize,
+    /// Saved states.
+    pub(crate) snapshots: usize,
+    /// Most tokens of a sequence.
+    pub(crate) ctx: Ctx,
+    /// Most rows of a step.
+    pub(crate) rows_max: usize,
+    /// Most rows of a step that are scored.
+    pub(crate) logits_rows_max: usize,
+    /// Whether the MTP layer is loaded where it is stored.
+    pub(crate) mtp: bool,
+    /// Whether and how deep replies are drafted.
+    pub(crate) draft: Draft,
+}
+
+impl Sizes {
+    /// Sizes of a conversation: one sequence, and snapshots so that its next turn starts where the last one ended.
+    pub(crate) fn conversation(ctx: Ctx, draft: Draft) -> Self {
+        let mtp = draft != Draft::Off;
+        Self { slots: 1, snapshots: 8, ctx, rows_max: ROWS_MAX, logits_rows_max: WINDOW_ROWS_MAX, mtp, draft }
+    }
+}
+
+/// Settles sizes against the geometry and memory.
+pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Result<Settings> {
+    let settings = Settings {
+        slots: sizes.slots,
+        snapshots: sizes.snapshots,
+        context: 1,
+        pages: sizes.slots,
+        kv: form(args.kv),
+        rows_max: sizes.rows_max,
+        logits_rows_max: sizes.logits_rows_max,
+        mtp: sizes.mtp,
+    };
+    let wish = Wish {
+        config: &weights.config,
+        mtp: sizes.mtp && weights.parts.mtp,
+        weights: weights.bytes,
+        limit: memory::limit(args.memory_limit),
+    };
+    wish.settle(&settings, sizes.ctx)
+}
+
+/// K/V form of an option.
+pub(crate) fn form(kv: Kv) -> KvForm {
+    match kv {
+        Kv::Int8 => KvForm::Int8,
+        Kv::Int16 => KvForm::Int16,
+    }
+}
+
+/// The device of that name.
+pub(crate) fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>> {
+    Ok(device::open(name, CpuSettings { threads: self::threads(threads), isa: Isa::detect() })?)
+}
+
+/// Threads as typed, else one for each physical core that this process may use.
+pub(crate) fn threads(typed: Option<usize>) -> usize {
+    let usable = || thread::available_parallelism().map_or(1, NonZero::get);
+    typed.unwrap_or_else(|| physical_cores().map_or_else(usable, |cores| cores.min(usable())))
+}
+
+/// Cores of the machine, whose hardware threads share one list of siblings.
+fn physical_cores() -> Option<usize> {
+    let mut cores = HashSet::new();
+    for cpu in fs::read_dir("/sys/devices/system/cpu").ok()?.flatten() {
+        if let Ok(siblings) = fs::read_to_string(cpu.path().join("topology/thread_siblings_list")) {
+            cores.insert(siblings);
+        }
+    }
+    (!cores.is_empty()).then_some(cores.len())
+}
+
+/// Loads a MODEL, with progress.
+pub(crate) fn load(
+    weights: &Weights,
+    args: &ModelArgs,
+    threads: Option<usize>,
+    sizes: Sizes,
+    output: &Output,
+) -> Result<Loaded> {
+    let settings = settle(weights, args, sizes)?;
+    for warning in &weights.warnings {
+        output.note(&format!("note: {warning}"))?;
+    }
+    let start = Instant::now();
+    let device = device(&args.device, threads)?;
+    let mut progress = Progress::new(output, "loading", Unit::Count);
+    let qwen =
+        open(weights.source(), device, settings.clone(), &mut |done, total| progress.set(done, total))?;
+    drop(progress);
+    let loaded = Loaded { qwen, time: start.elapsed() };
+    if output.verbose > 0 {
+        report(weights, &loaded, &settings, output)?;
+    }
+    Ok(loaded)
+}
+
+/// The start report.
+fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, output: &Output) -> Result {
+    let plan = loaded.qwen.memory_plan();
+    let line = |name: &str, text: String| output.note(&format!("{name:<8} {text}"));
+    line("model", format!("{}  {}", weights.dir.display(), summary(weights)))?;
+    line("device", loaded.qwen.device().name())?;
+    line("memory", plan_line(plan))?;
+    line(
+        "context",
+        format!("{} tokens, kv {}", settings.context, format!("{:?}", settings.kv).to_lowercase()),
+    )?;
+    line("load", format!("{:.2} s", loaded.time.as_secs_f64()))?;
+    Ok(())
+}
+
+fn plan_line(plan: &MemoryPlan) -> String {
+    let parts =
+        [("weights", plan.weights), ("kv", plan.kv), ("states", plan.states), ("scratch", plan.scratch)];
+    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", table::bytes(bytes))).into();
+    format!("{}  = {}", parts.join("  "), table::bytes(plan.total()))
+}
+
+/// `8 layers, 12 experts, hidden 256, 13.0 MiB`.
+pub(crate) fn summary(weights: &Weights) -> String {
+    let config = &weights.config;
+    let (layers, experts, hidden) = (config.layers.len(), config.experts, config.hidden);
+    format!("{layers} layers, {experts} experts, hidden {hidden}, {}", table::bytes(weights.bytes))
+}

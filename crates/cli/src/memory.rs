@@ -1,0 +1,134 @@
+//! How much memory there is, and whether a run fits.
+
+use std::fs;
+
+use model::qwen3_5::{Config, MemoryPlan, Settings};
+
+use crate::args::{Ctx, MemoryLimit};
+use crate::error::{Exit, Failure, Result};
+use crate::table::{self, Table};
+
+/// Bytes that can be had now without pushing others out; `None` where the system does not say.
+pub(crate) fn free() -> Option<u64> {
+    let available = meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let group =
+        |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
+    Some(match (group("memory.max"), group("memory.current")) {
+        (Some(limit), Some(used)) => available.min(limit.saturating_sub(used)),
+        _ => available,
+    })
+}
+
+fn meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Largest amount of memory that this process has held, bytes; `None` where the system does not say.
+pub(crate) fn peak() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Bytes a run may use; `None` is no limit, where the system does not say what is free.
+pub(crate) fn limit(wish: MemoryLimit) -> Option<u64> {
+    match wish {
+        MemoryLimit::Bytes(bytes) => Some(bytes),
+        MemoryLimit::Percent(percent) => free().map(|free| (free as f64 * percent / 100.0) as u64),
+    }
+}
+
+/// What a run wants to fit into memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish<'a> {
+    /// The geometry.
+    pub(crate) config: &'a Config,
+    /// Whether the MTP layer is loaded.
+    pub(crate) mtp: bool,
+    /// Bytes of the weights.
+    pub(crate) weights: u64,
+    /// Bytes that may be used.
+    pub(crate) limit: Option<u64>,
+}
+
+impl Wish<'_> {
+    /// Settles the context and makes sure that all fits.
+    pub(crate) fn settle(&self, settings: &Settings, ctx: Ctx) -> Result<Settings> {
+        let most = self.config.positions_max;
+        let settings = match ctx {
+            Ctx::Tokens(tokens) if tokens > most => {
+                return Err(Failure::usage(format!(
+                    "--ctx is {tokens}; this model was trained for {most} tokens"
+                ))
+                .hint(format!("--ctx {most} is the longest")));
+            }
+            Ctx::Tokens(tokens) => settings.with_context(tokens),
+            Ctx::Auto => match self.limit {
+                None => settings.with_context(most),
+                Some(limit) => {
+                    let fits =
+                        MemoryPlan::context_that_fits(self.config, settings, self.mtp, self.weights, limit);
+                    // Where not even one page fits, the check below says so.
+                    settings.with_context(fits.unwrap_or(1))
+                }
+            },
+        };
+        settings.check(self.config)?;
+        self.check(&settings)?;
+        Ok(settings)
+    }
+
+    /// Refuses what does not fit, with the budget and with settings that would.
+    fn check(&self, settings: &Settings) -> Result {
+        let plan = MemoryPlan::new(self.config, settings, self.mtp, self.weights);
+        let Some(limit) = self.limit.filter(|limit| plan.total() > *limit) else { return Ok(()) };
+        let message = format!(
+            "the model does not fit: {} are needed, {} may be used\n{}",
+            table::bytes(plan.total()),
+            table::bytes(limit),
+            budget(&plan, settings).text().trim_end()
+        );
+        let mut ways = Vec::new();
+        let fits = |settings: &Settings| {
+            MemoryPlan::context_that_fits(self.config, settings, self.mtp, self.weights, limit)
+        };
+        if let Some(context) = fits(settings) {
+            ways.push(format!("--ctx {context}"));
+        }
+        let int8 = Settings { kv: device::KvForm::Int8, ..settings.clone() };
+        if let Some(context) = fits(&int8).filter(|_| settings.kv == device::KvForm::Int16) {
+            ways.push(format!("--kv int8 --ctx {}", context.min(settings.context)));
+        }
+        let needed = plan.total().div_ceil(1 << 20);
+        ways.push(format!("--memory-limit {needed}MiB, if the machine has it"));
+        Err(Failure::new(Exit::Memory, message).hint(format!("would fit: {}", ways.join("; "))))
+    }
+}
+
+/// Lines of a memory plan.
+pub(crate) fn budget(plan: &MemoryPlan, settings: &Settings) -> Table {
+    let mut table = Table::new("<><");
+    let slots = if settings.slots == 1 { "1 slot".to_owned() } else { format!("{} slots", settings.slots) };
+    let kv = format!("{slots} of {} tokens, {:?}", table::grouped(settings.context as u64), settings.kv);
+    table.row(["weights", &table::bytes(plan.weights), ""]);
+    table.row(["kv", &table::bytes(plan.kv), &kv.to_lowercase()]);
+    let states = format!("{slots} and {} snapshots", settings.snapshots);
+    table.row(["states", &table::bytes(plan.states), &states]);
+    let scratch = format!("{} rows a step", settings.rows_max);
+    table.row(["scratch", &table::bytes(plan.scratch), &scratch]);
+    table.row(["total", &table::bytes(plan.total()), ""]);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says() {
+        assert_eq!(meminfo("MemTotal:  9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(meminfo("MemTotal:  9 kB\n"), None);
+        assert_eq!(limit(MemoryLimit::Bytes(5)), Some(5));
+    }
+}

@@ -1,0 +1,36 @@
+//! A running model that speaks text, for `run` and `chat`.
+
+use std::time::Duration;
+
+use engine::Engine;
+use server::{Session, TextSide};
+
+use crate::args::{Draft, ModelArgs};
+use crate::error::Result;
+use crate::load::{self, Sizes};
+use crate::output::Output;
+use crate::weights::Weights;
+
+/// A session and how long it took to load.
+pub(crate) struct Running {
+    /// The session.
+    pub(crate) session: Session,
+    /// Reading the weights.
+    pub(crate) load: Duration,
+}
+
+/// Opens text files first, so that a folder without them fails before its weights are read.
+pub(crate) fn start(
+    args: &ModelArgs,
+    threads: Option<usize>,
+    sizes: Sizes,
+    output: &Output,
+) -> Result<Running> {
+    let weights = Weights::open(&args.model)?;
+    let text = TextSide::open(&weights.dir)?;
+    let loaded = load::load(&weights, args, threads, sizes, output)?;
+    let mut settings = engine::Settings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
+    settings.calibrate = sizes.draft == Draft::Auto;
+    let engine = Engine::start(Box::new(loaded.qwen), settings)?;
+    Ok(Running { session: Session::new(text, engine), load: loaded.time })
+}
