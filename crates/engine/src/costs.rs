@@ -27,6 +27,8 @@ const PROBE_DEPTH: usize = 2;
 const PLAIN_ROUNDS: u64 = 2;
 /// Prompt rows beside running streams before anything is measured.
 const CHUNK_FIRST: usize = 64;
+/// Fewer prompt rows say too little of the cost of one.
+const CHUNK_LEARNT: usize = 32;
 /// Prompt rows that always go along, so that no prompt waits for ever.
 const CHUNK_MIN: usize = 16;
 
@@ -99,6 +101,8 @@ pub(crate) struct Costs {
     /// Steps of one row for each stream, by streams.
     plain: Vec<Measured>,
     prompt_row: f64,
+    /// Most prompt rows of a step so far.
+    prompt_rows_seen: usize,
     draft_token: Measured,
     /// Time that drafted rounds took beyond their plain equal; negative is a gain.
     lost: f64,
@@ -134,6 +138,7 @@ impl Costs {
             steps: vec![Measured::default(); slots * (DRAFT_MAX + 1) + 1],
             plain: vec![Measured::default(); slots + 1],
             prompt_row: 0.0,
+            prompt_rows_seen: 0,
             draft_token: Measured::default(),
             lost: 0.0,
             plain_time: 0.0,
@@ -149,6 +154,10 @@ impl Costs {
             self.draft_token.add(round.draft.as_secs_f64() / round.draft_tokens as f64);
         }
         if round.prompt_rows > 0 {
+            if round.prompt_rows < CHUNK_LEARNT {
+                return;
+            }
+            self.prompt_rows_seen = self.prompt_rows_seen.max(round.prompt_rows);
             let sample = (seconds - self.step(round.rows)).max(0.0) / round.prompt_rows as f64;
             // Rises at once, so that a stall happens once; falls slowly.
             let falling = self.prompt_row + FRESH * (sample - self.prompt_row);
@@ -197,13 +206,13 @@ impl Costs {
         }
     }
 
-    /// Prompt rows that fit beside `rows` decode rows in a step of at most `stall`.
+    /// Prompt rows that fit beside `rows` decode rows in a step of at most `stall`; at most twice what was ever tried.
     pub(crate) fn prompt_rows(&self, rows: usize, stall: Duration) -> usize {
         if self.prompt_row <= 0.0 {
             return CHUNK_FIRST;
         }
         let left = (stall.as_secs_f64() - self.step(rows)).max(0.0);
-        ((left / self.prompt_row) as usize).max(CHUNK_MIN)
+        ((left / self.prompt_row) as usize).min(self.prompt_rows_seen * 2).max(CHUNK_MIN)
     }
 
     /// How many tokens each stream should draft, where `others` further streams decode one row each.
