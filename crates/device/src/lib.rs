@@ -9,6 +9,7 @@ pub mod cpu;
 mod error;
 mod handles;
 pub mod host_math;
+mod open;
 pub mod reference;
 mod stages;
 mod step;
@@ -18,6 +19,7 @@ pub use handles::{
     AttentionShape, Buffer, DeltaShape, DeltaState, ExpertsRef, KvForm, KvPool, KvShape, MatrixRef, Memory,
     Picks, Rotary, StatePool, VectorRef,
 };
+pub use open::open;
 pub use stages::{Adjust, Device, Draw, Drawn};
 pub use step::{Row, Step, StepError, Window};
 

@@ -130,8 +130,14 @@ pub(crate) fn softplus(x: f32) -> f32 {
 /// `rint(e^x * 2^40)` for x <= 0: the weight of a token in the exact sums of a draw. NaN gives 0.
 #[inline(always)]
 pub(crate) fn token_weight(x: f32) -> u64 {
-    // The product is exact, and at or above 2^23 it is an integer already.
-    (exp(x) * 1_099_511_627_776.0).round_ties_even() as u64
+    /// 2^23: from here on an f32 is an integer, and adding it rounds what is below.
+    const WHOLE: f32 = 8_388_608.0;
+    let scaled = exp(x) * 1_099_511_627_776.0; // exact
+    let bits = scaled.to_bits();
+    let small = (scaled + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()) as u64;
+    let large = (((bits & 0x7f_ffff) | 0x80_0000) as u64) << ((bits >> 23).wrapping_sub(150) & 31);
+    let weight = if scaled < WHOLE { small } else { large };
+    if scaled > 0.0 { weight } else { 0 }
 }
 
 #[cfg(test)]
@@ -215,6 +221,10 @@ mod tests {
         assert!(log(-1.0).is_nan() && log(f32::NEG_INFINITY).is_nan());
         assert_eq!(log(f32::INFINITY), f32::INFINITY);
         assert_eq!(softplus(f32::INFINITY), f32::INFINITY);
+        for x in (0..300_000).map(|i| i as f32 * -1e-4) {
+            let exact = (exp(x) as f64 * (40f64).exp2()).round_ties_even();
+            assert_eq!(token_weight(x) as f64, exact, "{x}");
+        }
         assert_eq!((token_weight(0.0), token_weight(-100.0), token_weight(f32::NAN)), (1 << 40, 0, 0));
     }
 }

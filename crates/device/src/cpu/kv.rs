@@ -1,0 +1,371 @@
+//! Paged K/V codes (`docs/arithmetic.md`, K/V cache).
+//!
+//! Codes are signed bytes, one *digit* plane for int8 and two for int16 (`code = 256 * high + low`, high first). A
+//! page holds one attention block of [`PAGE_TOKENS`] keys per head, laid out so that the integer dots of
+//! [`super::panels`] need no sum across lanes:
+//!
+//! * K: `[digit][16-key block][dim pair][16 keys][2 dims]`;
+//! * V: `[digit][16-dim block][key pair][16 dims][2 keys]`;
+//! * scales: `[64-dim group][64 keys]` of K, then `[64 keys]` of V.
+
+use super::panels::{LANES, PANEL_STEP};
+use crate::{DeviceError, KvShape, PAGE_TOKENS, Step};
+use quant::{ATTENTION_GROUP, MAGNITUDE_MAX, MAGNITUDE_MIN};
+
+/// Sizes of one head's block in a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockLayout {
+    /// Width of a head.
+    pub(crate) head_dim: usize,
+    /// Digit planes: 1 or 2.
+    pub(crate) digits: usize,
+}
+
+impl BlockLayout {
+    /// Dim pairs, the last one padded.
+    pub(crate) fn pairs(self) -> usize {
+        self.head_dim.div_ceil(2)
+    }
+
+    /// Scale groups of K.
+    pub(crate) fn groups(self) -> usize {
+        self.head_dim.div_ceil(ATTENTION_GROUP)
+    }
+
+    /// 16-dim blocks of V, the last one padded.
+    pub(crate) fn dim_blocks(self) -> usize {
+        self.head_dim.div_ceil(LANES)
+    }
+
+    /// Bytes of one digit plane of K.
+    pub(crate) fn k_plane(self) -> usize {
+        PAGE_TOKENS / LANES * self.pairs() * PANEL_STEP
+    }
+
+    /// Bytes of one digit plane of V.
+    pub(crate) fn v_plane(self) -> usize {
+        self.dim_blocks() * PAGE_TOKENS / 2 * PANEL_STEP
+    }
+
+    /// Code bytes of a block.
+    pub(crate) fn codes(self) -> usize {
+        self.digits * (self.k_plane() + self.v_plane())
+    }
+
+    /// Scales of a block.
+    pub(crate) fn scales(self) -> usize {
+        (self.groups() + 1) * PAGE_TOKENS
+    }
+
+    /// Byte of K's `dim` of `key`.
+    fn k_at(self, digit: usize, key: usize, dim: usize) -> usize {
+        digit * self.k_plane()
+            + (key / LANES * self.pairs() + dim / 2) * PANEL_STEP
+            + key % LANES * 2
+            + dim % 2
+    }
+
+    /// Byte of V's `dim` of `key`.
+    fn v_at(self, digit: usize, key: usize, dim: usize) -> usize {
+        self.digits * self.k_plane()
+            + digit * self.v_plane()
+            + (dim / LANES * (PAGE_TOKENS / 2) + key / 2) * PANEL_STEP
+            + dim % LANES * 2
+            + key % 2
+    }
+}
+
+/// One head's block.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<'a> {
+    pub(crate) codes: &'a [i8],
+    pub(crate) scales: &'a [f32],
+}
+
+/// Code of one value and the scale of its group.
+struct Quantizer {
+    scale: f32,
+    to_code: f32,
+}
+
+impl Quantizer {
+    /// `scale = m / L`, `code = rint(x * (L / m))`; below 2^-40 zeros, a fault from 2^40 on.
+    fn of(values: &[f32], limit: f32) -> Self {
+        let magnitude = values.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
+        if magnitude < MAGNITUDE_MIN.to_bits() {
+            return Self { scale: 0.0, to_code: 0.0 };
+        }
+        if magnitude >= MAGNITUDE_MAX.to_bits() {
+            return Self { scale: f32::NAN, to_code: 0.0 };
+        }
+        let m = f32::from_bits(magnitude);
+        Self { scale: m / limit, to_code: limit / m }
+    }
+
+    fn code(&self, x: f32) -> i32 {
+        if self.to_code == 0.0 {
+            return 0; // x may be infinite or NaN here
+        }
+        (x * self.to_code).round_ties_even() as i32
+    }
+}
+
+/// The digit planes of a code, most significant first.
+fn digits(code: i32, count: usize) -> [i8; 2] {
+    if count == 1 {
+        return [code as i8, 0];
+    }
+    let low = code as i8;
+    [((code - low as i32) >> 8) as i8, low]
+}
+
+/// K/V pages of one layer.
+pub(crate) struct KvPages {
+    pub(crate) shape: KvShape,
+    pub(crate) layout: BlockLayout,
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+}
+
+impl KvPages {
+    /// Zeros.
+    pub(crate) fn new(shape: KvShape) -> Result<Self, DeviceError> {
+        let layout = BlockLayout { head_dim: shape.head_dim, digits: shape.form.bytes() };
+        if shape.head_dim == 0 || shape.kv_heads == 0 {
+            let message = format!("{shape:?} is not a K/V shape");
+            return Err(DeviceError::Failed { stage: "kv_pool", message });
+        }
+        let blocks = shape.pages.saturating_mul(shape.kv_heads);
+        Ok(Self {
+            shape,
+            layout,
+            codes: super::zeros("kv_pool", blocks.saturating_mul(layout.codes()))?,
+            scales: super::zeros("kv_pool", blocks.saturating_mul(layout.scales()))?,
+        })
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.codes.len() + 4 * self.scales.len()
+    }
+
+    /// Refuses a page outside the pool.
+    pub(crate) fn check(&self, stage: &'static str, pages: &[u32]) -> Result<(), DeviceError> {
+        match pages.iter().find(|&&page| page as usize >= self.shape.pages) {
+            None => Ok(()),
+            Some(page) => {
+                let message = format!("page {page} of a pool of {}", self.shape.pages);
+                Err(DeviceError::Failed { stage, message })
+            }
+        }
+    }
+
+    /// One head's block of a page.
+    pub(crate) fn block(&self, page: u32, head: usize) -> Block<'_> {
+        let at = page as usize * self.shape.kv_heads + head;
+        let (codes, scales) = (self.layout.codes(), self.layout.scales());
+        Block { codes: &self.codes[at * codes..][..codes], scales: &self.scales[at * scales..][..scales] }
+    }
+
+    /// Quantizes one head of one token into the place `place` of a sequence.
+    fn store(&mut self, pages: &[u32], place: usize, head: usize, k: &[f32], v: &[f32]) {
+        let limit = self.shape.form.limit();
+        let (layout, key) = (self.layout, place % PAGE_TOKENS);
+        let at = pages[place / PAGE_TOKENS] as usize * self.shape.kv_heads + head;
+        let codes = &mut self.codes[at * layout.codes()..][..layout.codes()];
+        let scales = &mut self.scales[at * layout.scales()..][..layout.scales()];
+        for (group, values) in k.chunks(ATTENTION_GROUP).enumerate() {
+            let quantizer = Quantizer::of(values, limit);
+            scales[group * PAGE_TOKENS + key] = quantizer.scale;
+            for (i, &x) in values.iter().enumerate() {
+                let two = digits(quantizer.code(x), layout.digits);
+                for digit in 0..layout.digits {
+                    codes[layout.k_at(digit, key, group * ATTENTION_GROUP + i)] = two[digit];
+                }
+            }
+        }
+        let quantizer = Quantizer::of(v, limit);
+        scales[layout.groups() * PAGE_TOKENS + key] = quantizer.scale;
+        for (dim, &x) in v.iter().enumerate() {
+            let two = digits(quantizer.code(x), layout.digits);
+            for digit in 0..layout.digits {
+                codes[layout.v_at(digit, key, dim)] = two[digit];
+            }
+        }
+    }
+
+    /// [`crate::Device::kv_append`]: `k` and `v` `[rows, kv_heads, head_dim]` of the step's rows.
+    pub(crate) fn append(&mut self, step: &Step, k: &[f32], v: &[f32]) {
+        let (heads, dim) = (self.shape.kv_heads, self.shape.head_dim);
+        for window in step.windows() {
+            for row in 0..window.rows {
+                for head in 0..heads {
+                    let at = ((window.first + row) * heads + head) * dim;
+                    self.store(&window.pages, window.start + row, head, &k[at..][..dim], &v[at..][..dim]);
+                }
+            }
+        }
+    }
+
+    /// [`crate::Device::kv_keep`]. A row moves to a place that no later row of an ascending path comes from.
+    pub(crate) fn keep(&mut self, pages: &[u32], start: usize, rows: &[usize]) -> Result<(), DeviceError> {
+        let places = pages.len() * PAGE_TOKENS;
+        let ascends = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascends || rows.last().is_some_and(|last| start + last >= places) {
+            let message =
+                format!("rows {rows:?} from {start} in {places} places; rows ascend inside the pages");
+            return Err(DeviceError::Failed { stage: "kv_keep", message });
+        }
+        for (to, &from) in rows.iter().enumerate() {
+            self.move_token(pages, start + from, start + to);
+        }
+        Ok(())
+    }
+
+    /// Moves a token's K/V from one place of a sequence to another.
+    fn move_token(&mut self, pages: &[u32], from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        let mut codes = Vec::new();
+        let mut scales = Vec::new();
+        for head in 0..self.shape.kv_heads {
+            let layout = self.layout;
+            let target = pages[to / PAGE_TOKENS] as usize * self.shape.kv_heads + head;
+            let target_codes = target * layout.codes()..(target + 1) * layout.codes();
+            let target_scales = target * layout.scales()..(target + 1) * layout.scales();
+            let source = self.block(pages[from / PAGE_TOKENS], head);
+            codes.clear();
+            codes.extend_from_slice(source.codes);
+            scales.clear();
+            scales.extend_from_slice(source.scales);
+            let source = Block { codes: &codes, scales: &scales };
+            copy_key(
+                layout,
+                source,
+                from % PAGE_TOKENS,
+                &mut self.codes[target_codes],
+                &mut self.scales[target_scales],
+                to % PAGE_TOKENS,
+            );
+        }
+    }
+
+    /// Bytes of one page: codes, then scales little-endian.
+    pub(crate) fn export(&self, page: u32) -> Vec<u8> {
+        let (codes, scales) = self.page_ranges(page);
+        let mut bytes: Vec<u8> = self.codes[codes].iter().map(|&c| c as u8).collect();
+        bytes.extend(self.scales[scales].iter().flat_map(|s| s.to_le_bytes()));
+        bytes
+    }
+
+    /// Takes back what [`Self::export`] gave.
+    pub(crate) fn import(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        let (codes, scales) = self.page_ranges(page);
+        let expected = codes.len() + 4 * scales.len();
+        if bytes.len() != expected {
+            let message = format!("{} bytes for a page, {expected} expected", bytes.len());
+            return Err(DeviceError::Failed { stage: "kv_import", message });
+        }
+        let (code_bytes, scale_bytes) = bytes.split_at(codes.len());
+        for (to, &from) in self.codes[codes].iter_mut().zip(code_bytes) {
+            *to = from as i8;
+        }
+        for (to, from) in self.scales[scales].iter_mut().zip(scale_bytes.as_chunks::<4>().0) {
+            *to = f32::from_le_bytes(*from);
+        }
+        Ok(())
+    }
+
+    fn page_ranges(&self, page: u32) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let heads = self.shape.kv_heads;
+        let (codes, scales, page) =
+            (heads * self.layout.codes(), heads * self.layout.scales(), page as usize);
+        (page * codes..(page + 1) * codes, page * scales..(page + 1) * scales)
+    }
+}
+
+/// Copies one key of a block to a key of another.
+pub(crate) fn copy_key(
+    layout: BlockLayout,
+    from: Block<'_>,
+    from_key: usize,
+    codes: &mut [i8],
+    scales: &mut [f32],
+    to_key: usize,
+) {
+    for digit in 0..layout.digits {
+        for dim in 0..layout.head_dim {
+            codes[layout.k_at(digit, to_key, dim)] = from.codes[layout.k_at(digit, from_key, dim)];
+            codes[layout.v_at(digit, to_key, dim)] = from.codes[layout.v_at(digit, from_key, dim)];
+        }
+    }
+    for group in 0..=layout.groups() {
+        scales[group * PAGE_TOKENS + to_key] = from.scales[group * PAGE_TOKENS + from_key];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvForm;
+
+    #[test]
+    fn digits_join_to_the_code() {
+        for code in -32639..=32639 {
+            let [high, low] = digits(code, 2);
+            assert_eq!(256 * high as i32 + low as i32, code);
+        }
+        for code in -127..=127 {
+            assert_eq!(digits(code, 1)[0] as i32, code);
+        }
+    }
+
+    #[test]
+    fn quantizer_edges() {
+        let check = |values: &[f32], limit: f32, scale: f32, codes: &[i32]| {
+            let quantizer = Quantizer::of(values, limit);
+            assert_eq!(quantizer.scale.to_bits(), scale.to_bits(), "{values:?}");
+            let found: Vec<i32> = values.iter().map(|&x| quantizer.code(x)).collect();
+            assert_eq!(found, codes, "{values:?}");
+        };
+        check(&[0.0, -0.0], 127.0, 0.0, &[0, 0]);
+        check(&[MAGNITUDE_MIN.next_down(), 0.0], 127.0, 0.0, &[0, 0]);
+        check(&[-MAGNITUDE_MIN, 0.0], 127.0, MAGNITUDE_MIN / 127.0, &[-127, 0]);
+        check(&[f32::INFINITY, 1.0], 127.0, f32::NAN, &[0, 0]);
+        check(&[f32::NAN, 1.0], 32639.0, f32::NAN, &[0, 0]);
+        check(&[MAGNITUDE_MAX, 1.0], 32639.0, f32::NAN, &[0, 0]);
+        check(&[1.0, 0.5, -1.0], 32639.0, 1.0 / 32639.0, &[32639, 16320, -32639]);
+    }
+
+    #[test]
+    fn no_magnitude_leaves_the_code_range() {
+        let mut bits = MAGNITUDE_MIN.to_bits();
+        while bits < MAGNITUDE_MAX.to_bits() {
+            let m = f32::from_bits(bits);
+            for limit in [127.0, 32639.0] {
+                assert_eq!(Quantizer::of(&[m], limit).code(-m), -(limit as i32));
+            }
+            bits += 12_347;
+        }
+    }
+
+    #[test]
+    fn pages_round_trip_and_keys_move() {
+        for (form, head_dim) in [(KvForm::Int8, 72), (KvForm::Int16, 33)] {
+            let mut pool = KvPages::new(KvShape { pages: 3, kv_heads: 2, head_dim, form }).expect("valid");
+            let values: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
+            let other: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.3).cos()).collect();
+            pool.store(&[2, 0], 70, 1, &values, &other);
+            let bytes = pool.export(0);
+            assert!(pool.import(1, &bytes[1..]).is_err());
+            pool.import(1, &bytes).expect("whole page");
+            assert_eq!(pool.export(1), bytes);
+            // The same token at place 3 through a move and by storing it there.
+            pool.move_token(&[2, 0], 70, 3);
+            let mut direct = KvPages::new(pool.shape).expect("valid");
+            direct.store(&[2], 3, 1, &values, &other);
+            assert_eq!(pool.export(2), direct.export(2));
+        }
+    }
+}
