@@ -38,7 +38,8 @@ impl Core {
         }
     }
 
-    /// Gives free slots to waiting jobs, first come first served: a job that does not fit holds back those behind.
+    /// Gives free slots to waiting jobs, first come first served: a job that does not fit holds back those
+    /// behind.
     pub(crate) fn admit(&mut self) {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let Some(at) = (0..self.queue.len()).find(|&at| self.ready(at)) else { return };
@@ -112,6 +113,7 @@ impl Core {
             keys,
             committed: resumed.position,
             length_max,
+            places_max: length_max.next_multiple_of(PAGE_TOKENS).min(self.spec.context_max),
             pages: resumed.pages,
             reserved: resumed.reserved,
             snapshots_at,

@@ -1,4 +1,5 @@
-//! Time as an argument: the engine never asks the system itself, so that tests and the schedule simulation own time.
+//! Time as an argument: the engine never asks the system itself, so that tests and the schedule simulation
+//! own time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

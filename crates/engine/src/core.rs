@@ -1,7 +1,7 @@
 //! The engine without its thread: state, and one step at a time.
 //!
-//! [`Core::tick`] is the whole loop body: reap what was cancelled, admit from the queue, plan, run, settle. The
-//! thread of [`crate::Engine`] only calls it; tests and the schedule simulation call it themselves.
+//! [`Core::tick`] is the whole loop body: reap what was cancelled, admit from the queue, plan, run, settle.
+//! The thread of [`crate::Engine`] only calls it; tests and the schedule simulation call it themselves.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -37,7 +37,8 @@ pub struct Settings {
     pub cache: CacheLimits,
     /// Disk tier of the prefix cache.
     pub disk: Option<DiskSettings>,
-    /// A drafted chain of the automatic policy ends before a token that its drafter finds less likely than this.
+    /// A drafted chain of the automatic policy ends before a token that its drafter finds less likely than
+    /// this.
     pub confidence: f32,
     /// Whether the costs of windows are measured at start, on an empty slot.
     pub calibrate: bool,
@@ -166,8 +167,13 @@ pub struct Core {
     pub(crate) odds_mtp: Odds,
     pub(crate) odds_copy: Odds,
     pub(crate) last_step: Duration,
+    /// Failed steps since the last good one.
+    pub(crate) faults_in_row: u32,
     arrivals: u64,
 }
+
+/// Failed steps in a row after which a device counts as lost.
+const FAULTS_MAX: u32 = 8;
 
 impl Core {
     /// An engine over a fresh model.
@@ -195,6 +201,7 @@ impl Core {
             odds_mtp: Odds::default(),
             odds_copy: Odds::default(),
             last_step: clock.now(),
+            faults_in_row: 0,
             arrivals: 0,
             model,
             spec,
@@ -219,7 +226,8 @@ impl Core {
         let order = self.arrivals;
         let mask = request.mask.take();
         let keys: Rc<[u64]> = crate::running::prompt_keys(&request).into();
-        // Choices of a request that stays out of the cache still share their prompt, under a name of their own.
+        // Choices of a request that stays out of the cache still share their prompt, under a name of their
+        // own.
         let namespace = match (self.store.caches(), request.cache, request.choices > 1) {
             (false, ..) | (true, false, false) => None,
             (true, true, _) => Some(format!("shared {}", request.namespace).into()),
@@ -257,6 +265,11 @@ impl Core {
     /// Whether nothing runs or waits.
     pub fn idle(&self) -> bool {
         self.queue.is_empty() && self.slots.iter().all(Option::is_none)
+    }
+
+    /// Whether so many steps failed in a row that the device is lost; the engine is then to be stopped.
+    pub fn device_lost(&self) -> bool {
+        self.faults_in_row >= FAULTS_MAX
     }
 
     /// Requests of which no choice has a slot yet.

@@ -1,7 +1,7 @@
 //! What steps and drafts cost, as measured, and how deep drafting pays.
 //!
-//! Nothing here can change a token: measured times only choose how many rows run together. Times come from the
-//! engine's clock, so runs on a manual clock repeat exactly.
+//! Nothing here can change a token: measured times only choose how many rows run together. Times come from
+//! the engine's clock, so runs on a manual clock repeat exactly.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ const ODDS_FRESH: f64 = 0.1;
 const ODDS_FIRST: f64 = 0.7;
 /// Gain below which drafting is not worth its noise.
 const GAIN_MIN: f64 = 1.03;
-/// Share of plain decode time that drafting may have lost so far. With the one round that oversteps it, the loss
-/// stays below 3 % of any run of 100 tokens.
+/// Share of plain decode time that drafting may have lost so far. With the one round that oversteps it, the
+/// loss stays below 3 % of any run of 100 tokens.
 const LOSS_MAX: f64 = 0.02;
 /// Plain rounds before drafts that do not seem to pay are tried again; doubles each time they do not.
 const PROBE_FIRST: u64 = 32;
@@ -206,7 +206,8 @@ impl Costs {
         }
     }
 
-    /// Prompt rows that fit beside `rows` decode rows in a step of at most `stall`; at most twice what was ever tried.
+    /// Prompt rows that fit beside `rows` decode rows in a step of at most `stall`; at most twice what was
+    /// ever tried.
     pub(crate) fn prompt_rows(&self, rows: usize, stall: Duration) -> usize {
         if self.prompt_row <= 0.0 {
             return CHUNK_FIRST;

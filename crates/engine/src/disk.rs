@@ -1,9 +1,9 @@
 //! The cache's disk tier: entries that outlive memory and restarts.
 //!
-//! A folder of files, each a header, a payload and a checksum: `*.page` one K/V page, named by a hash of everything
-//! up to the page's end, so that conversations share them; `*.state` one kept position (its keys, snapshot and open
-//! page). A file that is torn, foreign, of another model or version, or whose keys are not the prompt's is as good
-//! as absent. Files are written under another name and renamed when whole.
+//! A folder of files, each a header, a payload and a checksum: `*.page` one K/V page, named by a hash of
+//! everything up to the page's end, so that conversations share them; `*.state` one kept position (its keys,
+//! snapshot and open page). A file that is torn, foreign, of another model or version, or whose keys are not
+//! the prompt's is as good as absent. Files are written under another name and renamed when whole.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -159,8 +159,8 @@ impl DiskTier {
         }
     }
 
-    /// Reads an entry into a snapshot and pages, where the first `shared` pages are there already. False if any part
-    /// of it is not what it should be.
+    /// Reads an entry into a snapshot and pages, where the first `shared` pages are there already. False if
+    /// any part of it is not what it should be.
     pub(crate) fn read(
         &mut self,
         model: &mut dyn Model,

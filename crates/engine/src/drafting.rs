@@ -1,7 +1,7 @@
 //! Drafts of one sequence: copies from its own history, and the window that verifies them.
 //!
-//! Drafters propose and never decide: the target draws every row of the window with its own key, and a draft is real
-//! if and only if it equals that draw.
+//! Drafters propose and never decide: the target draws every row of the window with its own key, and a draft
+//! is real if and only if it equals that draw.
 
 use std::collections::HashMap;
 
@@ -81,8 +81,8 @@ impl RowMask {
     }
 }
 
-/// The rows of a decode window: the last drawn token, then drafts, each behind its parent. Chains that begin alike
-/// share rows.
+/// The rows of a decode window: the last drawn token, then drafts, each behind its parent. Chains that begin
+/// alike share rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     tokens: Vec<u32>,

@@ -30,8 +30,8 @@ pub enum Event {
         /// Time in the queue.
         queued: Duration,
     },
-    /// Log-probabilities of prompt tokens `from ..`, in order, without gaps (only of choice 0). The first token of a
-    /// prompt has none: `from` starts at 1.
+    /// Log-probabilities of prompt tokens `from ..`, in order, without gaps (only of choice 0). The first
+    /// token of a prompt has none: `from` starts at 1.
     PromptScores {
         /// Index of the first scored token in the prompt.
         from: usize,

@@ -1,10 +1,10 @@
 //! A model without weights for tests of the engine and the server.
 //!
-//! The logits of a position are a hash of *all* history: a recurrent part kept per slot (token after token, like the
-//! state of gated delta nets) and an attention part read back from the pages that the window names (like K/V). A
-//! wrong page, a stale one, a missed rollback, a wrong rotary position or a swapped snapshot changes the next tokens
-//! at once. [`History`] computes the same logits from tokens alone, with no slot or page in sight: it is the
-//! definition that engine runs are compared with.
+//! The logits of a position are a hash of *all* history: a recurrent part kept per slot (token after token,
+//! like the state of gated delta nets) and an attention part read back from the pages that the window names
+//! (like K/V). A wrong page, a stale one, a missed rollback, a wrong rotary position or a swapped snapshot
+//! changes the next tokens at once. [`History`] computes the same logits from tokens alone, with no slot or
+//! page in sight: it is the definition that engine runs are compared with.
 
 mod draw;
 mod faults;
@@ -222,6 +222,10 @@ impl FakeModel {
 
     fn window(&mut self, window: &Window, broken: bool) -> Result<(), ModelError> {
         check_window(window)?;
+        let (end, context) = (window.start + window.rows.len(), self.config.spec.context_max);
+        if end > context {
+            return Err(limit("tokens of a sequence", end, context));
+        }
         let base = self.history(window.slot, window.start, &window.pages)?;
         let mut after: Vec<History> = Vec::with_capacity(window.rows.len());
         for (row, input) in window.rows.iter().enumerate() {

@@ -1,11 +1,12 @@
 //! Many conversations in one process: tokens in, tokens out.
 //!
 //! [`Engine::start`] gives a [`model::Model`] to a thread; [`Handle::submit`] takes a [`Request`] and sends
-//! [`Event`]s to a [`Sink`]. Each turn of the loop admits, plans, runs and settles ([`Core::tick`]). The engine knows
-//! tokens, slots and pages; it knows no text, no JSON and no tensors.
+//! [`Event`]s to a [`Sink`]. Each turn of the loop admits, plans, runs and settles ([`Core::tick`]). The
+//! engine knows tokens, slots and pages; it knows no text, no JSON and no tensors.
 //!
-//! What it keeps true whatever the schedule: a token depends on the tokens before it and the request alone. Plans,
-//! measured costs, drafts and cache hits change when work runs and what need not run again, never a token.
+//! What it keeps true whatever the schedule: a token depends on the tokens before it and the request alone.
+//! Plans, measured costs, drafts and cache hits change when work runs and what need not run again, never a
+//! token.
 
 mod admit;
 mod clock;

@@ -13,9 +13,9 @@ pub enum Allowed {
 
 /// A constraint on the tokens of one reply.
 ///
-/// It stands after some tokens of the reply (at first after none) and can go on and back, so that the engine can ask
-/// for the mask of every row of a draft window before it knows which rows are real. Answers depend on the tokens
-/// only: drafted and serial runs then see the same masks.
+/// It stands after some tokens of the reply (at first after none) and can go on and back, so that the engine
+/// can ask for the mask of every row of a draft window before it knows which rows are real. Answers depend on
+/// the tokens only: drafted and serial runs then see the same masks.
 pub trait Mask: Send {
     /// The tokens that may follow; sets their bits (one per id, lowest bit first) where the answer is
     /// [`Allowed::Some`]. `bits` arrives zeroed with room for the whole vocabulary.

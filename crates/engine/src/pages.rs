@@ -1,9 +1,9 @@
 //! Which K/V pages are free, held by slots, or held by the prefix cache.
 //!
-//! A page is written only by the slot that took it from here, and only at places behind every cached position, so
-//! that holders of a shared page see contents that do not change. A running sequence has *reserved* the pages of its
-//! worst case; the pool keeps `free + cached_only >= reserved`, so a reserved page can always be had, if need be by
-//! evicting from the cache.
+//! A page is written only by the slot that took it from here, and only at places behind every cached
+//! position, so that holders of a shared page see contents that do not change. A running sequence has
+//! *reserved* the pages of its worst case; the pool keeps `free + cached_only >= reserved`, so a reserved
+//! page can always be had, if need be by evicting from the cache.
 
 /// Reference counts of all pages.
 #[derive(Debug)]

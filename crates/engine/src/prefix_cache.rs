@@ -1,8 +1,8 @@
 //! The prefix cache's map: a radix tree over token keys for each namespace, with entries at kept positions.
 //!
-//! An entry is self-contained: a snapshot and the pages of its whole prefix, each page counted in the pool. Entries
-//! of one conversation share pages, never each other's fate. What an entry costs is therefore decided by the pool;
-//! this file only knows who may be where, who was used when, and who goes first.
+//! An entry is self-contained: a snapshot and the pages of its whole prefix, each page counted in the pool.
+//! Entries of one conversation share pages, never each other's fate. What an entry costs is therefore decided
+//! by the pool; this file only knows who may be where, who was used when, and who goes first.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -28,8 +28,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Order of eviction, lowest first: what has served two requests or more (a system prompt, as a rule) goes after
-    /// everything else; then the longest unused.
+    /// Order of eviction, lowest first: what has served two requests or more (a system prompt, as a rule)
+    /// goes after everything else; then the longest unused.
     fn rank(&self) -> (bool, u64) {
         (self.hits >= 2, self.used)
     }
@@ -272,7 +272,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes `node` and its ancestors as long as they lead nowhere; joins the last one kept with an only child.
+    /// Removes `node` and its ancestors as long as they lead nowhere; joins the last one kept with an only
+    /// child.
     fn prune(&mut self, mut node: usize) {
         while self.nodes[node].entry.is_none() && self.nodes[node].children.is_empty() {
             let gone = std::mem::take(&mut self.nodes[node]);

@@ -96,8 +96,8 @@ pub struct Request {
     pub positions: Option<Vec<[u32; 3]>>,
     /// Rotary position of generated tokens minus their index.
     pub rope_delta: i64,
-    /// What a row is beyond its token id (a digest of the picture and its grid for image rows, 0 for text): part of
-    /// the prefix cache's key.
+    /// What a row is beyond its token id (a digest of the picture and its grid for image rows, 0 for text):
+    /// part of the prefix cache's key.
     pub identity: Option<Vec<u64>>,
     /// Most tokens to generate; cut at the end of the context. 0 only prefills.
     pub max_tokens: usize,
@@ -279,12 +279,14 @@ impl Limits {
         let length = request.prompt.len();
         if let Some(positions) = &request.positions {
             within("positions", positions.len(), length, length)?;
+            let last = positions.iter().flatten().copied().max().unwrap_or(0);
+            within("positions", last as usize, 0, self.context - 1)?;
         }
         if let Some(identity) = &request.identity {
             within("identity", identity.len(), length, length)?;
         }
-        // Positions of all tokens stay inside u32.
-        within("rope_delta", request.rope_delta, -(length as i64), i64::from(u32::MAX / 2))?;
+        // Pictures take fewer positions than rows, never more.
+        within("rope_delta", request.rope_delta, -(length as i64), 0)?;
         within("choices", request.choices as usize, 1, self.slots.min(CHOICES_MAX as usize))?;
         within("logprobs", request.logprobs.unwrap_or(0), 0, LOGPROBS_MAX)?;
         within("prompt_logprobs", request.prompt_logprobs.unwrap_or(0), 0, LOGPROBS_MAX)?;

@@ -130,6 +130,7 @@ impl Core {
         self.counters.steps += 1;
         match drawn {
             Ok(drawn) => {
+                self.faults_in_row = 0;
                 for share in round.shares {
                     let drawn = &drawn[share.draws.clone()];
                     round.cost.tokens += self.settle(share, drawn);
@@ -137,6 +138,7 @@ impl Core {
                 self.costs.record(&round.cost);
             }
             Err(message) => {
+                self.faults_in_row += 1;
                 // What the failed step did to its slots is unknown; nobody else was in it.
                 for share in round.shares {
                     self.fail(share.slot, ReplyError::DeviceFault { message: message.clone() });
@@ -162,30 +164,52 @@ impl Core {
 
     /// The decode windows, drafts in: copies at once, the model's for all streams in one call.
     fn draft(&mut self, parts: &[Part], cost: &mut RoundCost) -> Vec<Option<(Tree, usize)>> {
-        let chains = self.ask_model(parts, cost);
+        let allowed: Vec<Option<RowMask>> = parts.iter().map(|part| self.allowed(part)).collect();
+        let chains = self.ask_model(parts, &allowed, cost);
         let mut trees = Vec::with_capacity(parts.len());
-        for (part, chains) in parts.iter().zip(chains) {
-            trees.push(match *part {
-                Part::Chunk { .. } => None,
-                Part::Decode { slot, drafts } => self.window_of(slot, drafts, &chains),
+        for ((part, chains), allowed) in parts.iter().zip(chains).zip(allowed) {
+            trees.push(match (part, allowed) {
+                (Part::Decode { slot, drafts }, Some(allowed)) => {
+                    self.window_of(*slot, *drafts, &chains, allowed)
+                }
+                _ => None,
             });
         }
         trees
     }
 
+    /// What may follow a stream's last token. `None`: it does not decode, or its constraint has no way on and
+    /// it ended.
+    fn allowed(&mut self, part: &Part) -> Option<RowMask> {
+        let Part::Decode { slot, .. } = *part else { return None };
+        let running = self.slots[slot].as_mut()?;
+        let allowed = RowMask::of(running.mask.as_deref_mut(), self.settings.vocabulary);
+        if allowed.is_none() {
+            let position = running.tokens.len();
+            self.fail(slot, ReplyError::ConstraintDeadEnd { position });
+        }
+        allowed
+    }
+
     /// Chains of each part from the model: its best one, then its alternatives for the first token.
-    fn ask_model(&mut self, parts: &[Part], cost: &mut RoundCost) -> Vec<Vec<Vec<u32>>> {
+    fn ask_model(
+        &mut self,
+        parts: &[Part],
+        allowed: &[Option<RowMask>],
+        cost: &mut RoundCost,
+    ) -> Vec<Vec<Vec<u32>>> {
         let mut asks: Vec<DraftAsk> = Vec::new();
         let mut asked: Vec<usize> = Vec::new();
-        for (at, part) in parts.iter().enumerate() {
-            let Part::Decode { slot, drafts } = *part else { continue };
+        for (at, (part, allowed)) in parts.iter().zip(allowed).enumerate() {
+            let (Part::Decode { slot, drafts }, Some(allowed)) = (part, allowed) else { continue };
+            let (slot, drafts) = (*slot, *drafts);
             let Some(running) = &self.slots[slot] else { continue };
             let depth = running.drafting.depth.min(drafts);
             let tree = running.request.drafting.first > 1;
             let wanted = depth > 0 && running.request.drafting.mtp && self.spec.has_mtp;
             if wanted && (!running.drafting.copies || tree) {
                 self.reserve_places(slot, depth);
-                asks.extend(self.draft_ask(slot, depth));
+                asks.extend(self.draft_ask(slot, depth, allowed));
                 asked.push(at);
                 cost.draft_tokens = cost.draft_tokens.max(depth);
             }
@@ -205,7 +229,7 @@ impl Core {
         chains
     }
 
-    fn draft_ask(&self, slot: usize, count: usize) -> Option<DraftAsk> {
+    fn draft_ask(&self, slot: usize, count: usize, allowed: &RowMask) -> Option<DraftAsk> {
         let running = self.slots[slot].as_ref()?;
         let start = running.committed;
         let position = start + 1;
@@ -220,20 +244,29 @@ impl Core {
             count,
             first_max: usize::from(running.request.drafting.first),
             confidence: if running.drafting.chosen { self.settings.confidence } else { 0.0 },
-            draw: draw(&running.request, running.choice, 0, position, vocabulary, adjust, None),
+            draw: draw(
+                &running.request,
+                running.choice,
+                0,
+                position,
+                vocabulary,
+                adjust,
+                allowed.clone().bits(),
+            ),
         })
     }
 
-    /// The window of a stream with at most `drafts` drafted rows. `None`: its constraint has no way on, it ended.
-    fn window_of(&mut self, slot: usize, drafts: usize, chains: &[Vec<u32>]) -> Option<(Tree, usize)> {
+    /// The window of a stream with at most `drafts` drafted rows, and the length of its first chain.
+    fn window_of(
+        &mut self,
+        slot: usize,
+        drafts: usize,
+        chains: &[Vec<u32>],
+        allowed: RowMask,
+    ) -> Option<(Tree, usize)> {
         let vocabulary = self.settings.vocabulary;
         let running = self.slots[slot].as_mut()?;
         let last = running.tokens[running.committed];
-        let Some(allowed) = RowMask::of(running.mask.as_deref_mut(), vocabulary) else {
-            let position = running.tokens.len();
-            self.fail(slot, ReplyError::ConstraintDeadEnd { position });
-            return None;
-        };
         let mut tree = Tree::new(last, allowed, drafts + 1, vocabulary);
         let depth = running.drafting.depth.min(drafts);
         let copy = std::mem::take(&mut running.drafting.copy);
@@ -414,7 +447,6 @@ impl crate::running::Running {
             // With a copied chain beside the model's own.
             _ => depth + first - 1 + if self.drafting.copies { depth } else { 0 },
         };
-        let places = (self.pages.len() + self.reserved) * PAGE_TOKENS;
-        rows.min(WINDOW_ROWS_MAX - 1).min(places.saturating_sub(self.committed + 1))
+        rows.min(WINDOW_ROWS_MAX - 1).min(self.places_max.saturating_sub(self.committed + 1))
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Running {
     pub(crate) committed: usize,
     /// Tokens the sequence may grow to.
     pub(crate) length_max: usize,
+    /// Places its windows may use: those of its pages, inside the context.
+    pub(crate) places_max: usize,
     /// Pages so far, and how many more are promised.
     pub(crate) pages: Vec<u32>,
     pub(crate) reserved: usize,
@@ -107,7 +109,8 @@ pub(crate) fn prompt_keys(request: &Request) -> Vec<u64> {
     request.prompt.iter().enumerate().map(|(index, &token)| key(request, index, token)).collect()
 }
 
-/// What the prefix cache compares: the token, and, where that does not say it all, its rotary position and picture.
+/// What the prefix cache compares: the token, and, where that does not say it all, its rotary position and
+/// picture.
 fn key(request: &Request, index: usize, token: u32) -> u64 {
     let rope = request.rope(index);
     let identity = request.identity.as_ref().and_then(|identity| identity.get(index)).copied().unwrap_or(0);
@@ -122,9 +125,9 @@ fn key(request: &Request, index: usize, token: u32) -> u64 {
     hash | 1 << 63
 }
 
-/// Where a prompt leaves snapshots, ascending: its end (less the last token, which must run again to be drawn from),
-/// the caller's marks, and every so many tokens. Of too many, the end, the first mark (a system prompt, as a rule) and
-/// the later ones are kept.
+/// Where a prompt leaves snapshots, ascending: its end (less the last token, which must run again to be drawn
+/// from), the caller's marks, and every so many tokens. Of too many, the end, the first mark (a system
+/// prompt, as a rule) and the later ones are kept.
 pub(crate) fn snapshots_at(
     request: &Request,
     from: usize,
@@ -144,11 +147,9 @@ pub(crate) fn snapshots_at(
         wanted.push(marks.remove(0));
     }
     wanted.extend(marks.into_iter().rev());
-    if limits.checkpoint_tokens > 0 {
-        let first = from / limits.checkpoint_tokens + 1;
-        let last = end.saturating_sub(1) / limits.checkpoint_tokens;
-        wanted.extend((first..=last).rev().map(|count| count * limits.checkpoint_tokens));
-    }
+    let spans = |tokens: usize| tokens.checked_div(limits.checkpoint_tokens).unwrap_or(0);
+    let ends = spans(from) + 1..=spans(end.saturating_sub(1));
+    wanted.extend(ends.rev().map(|count| count * limits.checkpoint_tokens));
     wanted.truncate((snapshots / 4).max(2));
     wanted.sort_unstable();
     wanted.dedup();

@@ -1,7 +1,7 @@
 //! From a request's sampling to the draws of its rows.
 //!
-//! The history that penalties count belongs to a row's own path: the tokens of the sequence, then the drafts between
-//! the committed state and the row. A drafted row then gets the list that its serial twin would get.
+//! The history that penalties count belongs to a row's own path: the tokens of the sequence, then the drafts
+//! between the committed state and the row. A drafted row then gets the list that its serial twin would get.
 
 use model::{Adjust, Draw};
 
@@ -126,8 +126,8 @@ pub(crate) fn draw(
     }
 }
 
-/// A draw that can only give `token`: its log-probability is that of the raw distribution, by the same code that
-/// scores generated tokens.
+/// A draw that can only give `token`: its log-probability is that of the raw distribution, by the same code
+/// that scores generated tokens.
 pub(crate) fn score(row: usize, token: u32, top: u32, vocabulary: usize) -> Draw {
     let mut mask = vec![0u32; vocabulary.div_ceil(32)];
     mask[token as usize / 32] = 1 << (token % 32);

@@ -1,4 +1,5 @@
-//! Pages, snapshots and the prefix cache together: what is kept, what it costs, and what goes when room is needed.
+//! Pages, snapshots and the prefix cache together: what is kept, what it costs, and what goes when room is
+//! needed.
 
 use model::{Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec};
 
@@ -83,8 +84,8 @@ impl Store {
         self.cache.len()
     }
 
-    /// The longest kept position of a prompt that leaves `keys.len() - most` tokens to compute, from disk if that
-    /// one is longer.
+    /// The longest kept position of a prompt that leaves `keys.len() - most` tokens to compute, from disk if
+    /// that one is longer.
     pub(crate) fn find(
         &mut self,
         model: &mut dyn Model,
@@ -102,8 +103,9 @@ impl Store {
         }
     }
 
-    /// Puts a slot at the found position, or at the empty sequence, with the pages of its worst case promised.
-    /// `None`: no room now. What was found is dropped from the answer where only starting afresh fits.
+    /// Puts a slot at the found position, or at the empty sequence, with the pages of its worst case
+    /// promised. `None`: no room now. What was found is dropped from the answer where only starting afresh
+    /// fits.
     pub(crate) fn admit(
         &mut self,
         model: &mut dyn Model,

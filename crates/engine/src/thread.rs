@@ -35,8 +35,8 @@ struct Shared {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The way to a running engine. Copies lead to the same one; when the last is dropped the engine finishes what runs
-/// and ends.
+/// The way to a running engine. Copies lead to the same one; when the last is dropped the engine finishes
+/// what runs and ends.
 #[derive(Clone)]
 pub struct Handle {
     commands: Sender<Command>,
@@ -71,7 +71,8 @@ impl Engine {
             match Core::new(model, settings, clock) {
                 Ok(core) => {
                     mine.publish(core.status());
-                    // The caller waits for this; if it is gone, so are its commands, and the loop ends at once.
+                    // The caller waits for this; if it is gone, so are its commands, and the loop ends at
+                    // once.
                     let _ = ready.send(Ok(()));
                     serve(core, &received, &mine);
                 }
@@ -93,7 +94,8 @@ impl Engine {
 }
 
 impl Handle {
-    /// Takes a request, or says why not. Events go to `sink`, on the engine thread; dropping the ticket cancels.
+    /// Takes a request, or says why not. Events go to `sink`, on the engine thread; dropping the ticket
+    /// cancels.
     pub fn submit(&self, request: Request, sink: Box<dyn Sink>) -> Result<Ticket, Refusal> {
         let checked = self.shared.limits.check(request)?;
         // Held until the request is on its way: the thread answers whatever was sent before it stopped.
@@ -208,6 +210,9 @@ fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> Strin
         shared.queued.fetch_sub(waiting - still, Ordering::AcqRel);
         waiting = still;
         shared.publish(core.status());
+        if core.device_lost() {
+            return "the device is lost: step after step failed".into();
+        }
     }
 }
 

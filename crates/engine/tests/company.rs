@@ -1,4 +1,5 @@
-//! Concurrent equals alone (E2), slots and order are irrelevant, cancels leave no trace, prompts do not stall streams.
+//! Concurrent equals alone (E2), slots and order are irrelevant, cancels leave no trace, prompts do not stall
+//! streams.
 
 mod support;
 

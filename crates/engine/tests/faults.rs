@@ -40,6 +40,10 @@ fn refusals_name_field_value_and_range() {
     check_refused(|r| r.positions = Some(vec![[0; 3]; 9]), "positions: 9");
     check_refused(|r| r.identity = Some(vec![0; 11]), "identity: 11");
     check_refused(|r| r.rope_delta = -11, "rope_delta: -11");
+    check_refused(
+        |r| r.positions = Some(vec![[0, 1024, 0]; 10]),
+        "positions: 1024 is out of range; allowed: 0 to 1023",
+    );
     check_refused(|r| *r = fixed(request(1, 10, 5), 9, 1, false), "drafting.policy: 9");
     check_refused(|r| r.drafting.first = 0, "drafting.first: 0");
 }

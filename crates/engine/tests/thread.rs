@@ -50,9 +50,9 @@ fn many_threads_submit_and_each_hears_its_own_reply() {
         })
         .collect();
     callers.into_iter().for_each(|caller| caller.join().expect("no panic"));
+    handle.stop("test over");
     assert_eq!(handle.status().counters.finished, 40);
     assert_eq!(handle.step_age(), None, "idle");
-    handle.stop("test over");
     assert_eq!(handle.stopped().as_deref(), Some("test over"));
 }
 
@@ -119,4 +119,22 @@ fn a_panic_fails_every_reply_and_marks_the_engine_dead() {
     assert!(handle.stopped().is_some_and(|reason| reason.contains("injected panic")));
     assert!(matches!(submit(&handle, request(9, 10, 5)), Err(Refusal::Stopped { .. })));
     handle.stop("too late");
+}
+
+#[test]
+fn a_lost_device_stops_the_engine() {
+    let mut config = slow();
+    config.spec.slots = 1;
+    let model = FakeModel::new(config);
+    let faults = model.faults();
+    let handle = Engine::start(Box::new(model), settings()).expect("starts");
+    faults.lose_in(3);
+    let asked: Vec<_> = (0..20).map(|seed| submit(&handle, request(seed, 10, 1000))).collect();
+    let reasons: Vec<FinishReason> = asked.iter().flatten().map(|(_, events)| read(events).1).collect();
+    let count = |kind: fn(&ReplyError) -> bool| {
+        reasons.iter().filter(|reason| matches!(reason, FinishReason::Failed(error) if kind(error))).count()
+    };
+    assert!(count(|error| matches!(error, ReplyError::DeviceFault { .. })) <= 8);
+    assert!(count(|error| matches!(error, ReplyError::Stopped { .. })) > 0);
+    assert!(handle.stopped().is_some_and(|reason| reason.contains("device is lost")));
 }

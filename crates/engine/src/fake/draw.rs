@@ -1,4 +1,5 @@
-//! Drawing from a row of logits in the fake: the rules of `docs/arithmetic.md` (logits to tokens) in plain f64.
+//! Drawing from a row of logits in the fake: the rules of `docs/arithmetic.md` (logits to tokens) in plain
+//! f64.
 
 use model::{Draw, Drawn};
 

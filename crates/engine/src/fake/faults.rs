@@ -9,6 +9,7 @@ use model::ModelError;
 pub struct Faults {
     steps: AtomicU64,
     error_at: AtomicU64,
+    lost_at: AtomicU64,
     panic_at: AtomicU64,
     nan_at: AtomicU64,
 }
@@ -22,7 +23,13 @@ pub(super) struct StepFault {
 impl Default for Faults {
     fn default() -> Self {
         let never = || AtomicU64::new(u64::MAX);
-        Self { steps: AtomicU64::new(0), error_at: never(), panic_at: never(), nan_at: never() }
+        Self {
+            steps: AtomicU64::new(0),
+            error_at: never(),
+            lost_at: never(),
+            panic_at: never(),
+            nan_at: never(),
+        }
     }
 }
 
@@ -35,6 +42,11 @@ impl Faults {
     /// The step `after` steps from now fails as a device does.
     pub fn fail_in(&self, after: u64) {
         self.error_at.store(self.steps() + after, Ordering::SeqCst);
+    }
+
+    /// Every step from the one `after` steps from now on fails.
+    pub fn lose_in(&self, after: u64) {
+        self.lost_at.store(self.steps() + after, Ordering::SeqCst);
     }
 
     /// The step `after` steps from now panics.
@@ -50,7 +62,7 @@ impl Faults {
     pub(super) fn step(&self) -> Result<StepFault, ModelError> {
         let step = self.steps.fetch_add(1, Ordering::SeqCst);
         assert_ne!(step, self.panic_at.load(Ordering::SeqCst), "injected panic at step {step}");
-        if step == self.error_at.load(Ordering::SeqCst) {
+        if step == self.error_at.load(Ordering::SeqCst) || step >= self.lost_at.load(Ordering::SeqCst) {
             return Err(super::limit("step", "an injected device fault", "none"));
         }
         Ok(StepFault { nan: step == self.nan_at.load(Ordering::SeqCst) })
