@@ -96,12 +96,15 @@ fn ties_follow_both_keys_and_the_stored_head() {
     }
 }
 
+/// Refuses the published model with one value replaced, in these words.
+#[track_caller]
+fn check(path: &str, value: Option<Value>, found: &str, expected: &str) {
+    let error = Config::from_json(&with(published(), path, value)).expect_err(path);
+    assert_eq!(error.to_string(), format!("config.json: {path} is {found}; {expected} is expected"));
+}
+
 #[test]
-fn every_refusal_names_key_found_and_expected() {
-    let check = |path: &str, value: Option<Value>, found: &str, expected: &str| {
-        let error = Config::from_json(&with(published(), path, value)).expect_err(path);
-        assert_eq!(error.to_string(), format!("config.json: {path} is {found}; {expected} is expected"));
-    };
+fn counts_out_of_range_are_refused() {
     for (key, max) in [
         ("vocab_size", 1 << 22),
         ("hidden_size", 1 << 16),
@@ -133,6 +136,10 @@ fn every_refusal_names_key_found_and_expected() {
             check(&path, value, found, &range);
         }
     }
+}
+
+#[test]
+fn every_refusal_names_key_found_and_expected() {
     let text = |key: &str, value: Value, found: &str, expected: &str| {
         check(&format!("text_config.{key}"), Some(value), found, expected);
     };

@@ -43,8 +43,12 @@ fn draft(qwen: &mut Qwen, slot: u32, start: usize, token: u32) -> Draft {
 
 #[test]
 fn chunks_steps_slots_and_company_do_not_change_a_bit() {
+    On::ALL.into_iter().for_each(chunks);
+}
+
+fn chunks(on: On) {
     let ids = text("tiny-b");
-    let mut qwen = open_fixture("tiny-b", settings());
+    let mut qwen = open_fixture(on, "tiny-b", settings());
     let expected = commit(&mut qwen, 0, 0, &ids, ids.len());
     let drafted = draft(&mut qwen, 0, ids.len(), 700);
     assert_eq!(drafted.tokens.len(), 4);
@@ -71,9 +75,13 @@ fn chunks_steps_slots_and_company_do_not_change_a_bit() {
 
 #[test]
 fn kept_rows_equal_stepped_rows() {
+    On::ALL.into_iter().for_each(kept_rows);
+}
+
+fn kept_rows(on: On) {
     let ids = text("tiny-a");
-    let mut plain = open_fixture("tiny-a", settings());
-    let mut qwen = open_fixture("tiny-a", settings());
+    let mut plain = open_fixture(on, "tiny-a", settings());
+    let mut qwen = open_fixture(on, "tiny-a", settings());
     let at = 50;
     commit(&mut qwen, 1, 0, &ids[..at], 50);
     // A tree: the true tokens are rows 0, 2, 3; rows 1 and 4 are wrong guesses beside them.
@@ -112,13 +120,17 @@ fn kept_rows_equal_stepped_rows() {
 
 #[test]
 fn the_mtp_layer_keeps_up_without_drafts() {
+    On::ALL.into_iter().for_each(keeping_up);
+}
+
+fn keeping_up(on: On) {
     let ids: Vec<u32> = text("tiny-a").into_iter().cycle().take(160).collect();
-    let mut whole = open_fixture("tiny-a", settings());
+    let mut whole = open_fixture(on, "tiny-a", settings());
     commit(&mut whole, 0, 0, &ids, 100);
     let expected = draft(&mut whole, 0, ids.len(), 3);
     // More decoded tokens than the host queues, and rows_max below a queue and its window together.
     let small = Settings { rows_max: 40, logits_rows_max: 40, ..settings() };
-    let mut qwen = open_fixture("tiny-a", small);
+    let mut qwen = open_fixture(on, "tiny-a", small);
     commit(&mut qwen, 0, 0, &ids[..120], 1);
     for start in (120..150).step_by(10) {
         qwen.step(&[window(0, start, rows(&ids[start..start + 10], start), false, Logits::None)]).unwrap();
@@ -130,15 +142,19 @@ fn the_mtp_layer_keeps_up_without_drafts() {
     for (at, id) in ids[35..60].iter().enumerate() {
         commit(&mut qwen, 1, 35 + at, &[*id], 1);
     }
-    let mut fresh = open_fixture("tiny-a", settings());
+    let mut fresh = open_fixture(on, "tiny-a", settings());
     commit(&mut fresh, 1, 0, &ids[..60], 60);
     assert_eq!(draft(&mut qwen, 1, 60, 3), draft(&mut fresh, 1, 60, 3));
 }
 
 #[test]
 fn drafts_report_probabilities_and_stop_when_in_doubt() {
+    On::ALL.into_iter().for_each(doubt);
+}
+
+fn doubt(on: On) {
     let ids = text("tiny-a");
-    let mut qwen = open_fixture("tiny-a", settings());
+    let mut qwen = open_fixture(on, "tiny-a", settings());
     assert_eq!(draft(&mut qwen, 0, 0, 5), Draft::default(), "nothing is known of an empty sequence");
     commit(&mut qwen, 0, 0, &ids, 91);
     let all = draft(&mut qwen, 0, ids.len(), 700);
@@ -172,9 +188,13 @@ fn drafts_report_probabilities_and_stop_when_in_doubt() {
 
 #[test]
 fn snapshots_resume_here_and_elsewhere() {
+    On::ALL.into_iter().for_each(snapshots);
+}
+
+fn snapshots(on: On) {
     let ids = text("tiny-a");
     let at = 64;
-    let mut qwen = open_fixture("tiny-a", settings());
+    let mut qwen = open_fixture(on, "tiny-a", settings());
     commit(&mut qwen, 0, 0, &ids[..at - 2], 30);
     commit(&mut qwen, 0, at - 2, &ids[at - 2..at], 1);
     qwen.save(SlotId(0), SnapshotId(1)).unwrap();
@@ -186,7 +206,7 @@ fn snapshots_resume_here_and_elsewhere() {
     assert!(commit(&mut qwen, 0, at, &ids[at..], 27) == expected);
     assert_eq!(draft(&mut qwen, 0, ids.len(), 12), drafted);
 
-    let mut other = open_fixture("tiny-a", settings());
+    let mut other = open_fixture(on, "tiny-a", settings());
     other.import_page(pages(2)[0], &page).unwrap();
     other.import_snapshot(SnapshotId(0), &snapshot).unwrap();
     assert_eq!(other.export_snapshot(SnapshotId(0)).unwrap(), snapshot);
@@ -198,7 +218,11 @@ fn snapshots_resume_here_and_elsewhere() {
 
 #[test]
 fn damaged_snapshots_are_refused() {
-    let mut qwen = open_fixture("tiny-a", settings());
+    On::ALL.into_iter().for_each(damage);
+}
+
+fn damage(on: On) {
+    let mut qwen = open_fixture(on, "tiny-a", settings());
     commit(&mut qwen, 0, 0, &[1, 2, 3], 3);
     qwen.save(SlotId(0), SnapshotId(0)).unwrap();
     let bytes = qwen.export_snapshot(SnapshotId(0)).unwrap();
@@ -213,7 +237,7 @@ fn damaged_snapshots_are_refused() {
         assert!(qwen.import_snapshot(SnapshotId(1), bytes).is_err());
         assert!(qwen.load(SlotId(1), Some(SnapshotId(1))).is_err(), "nothing was saved there");
     }
-    let mut without = open_fixture("tiny-a", Settings { mtp: false, ..settings() });
+    let mut without = open_fixture(on, "tiny-a", Settings { mtp: false, ..settings() });
     assert!(without.import_snapshot(SnapshotId(0), &bytes).is_err(), "it has MTP state");
     assert!(qwen.import_page(0, &[0; 7]).is_err());
     assert!(qwen.import_page(0, &[]).is_err());
@@ -221,9 +245,13 @@ fn damaged_snapshots_are_refused() {
 
 #[test]
 fn without_mtp_there_are_no_drafts_and_the_same_logits() {
+    On::ALL.into_iter().for_each(no_mtp);
+}
+
+fn no_mtp(on: On) {
     let ids = text("tiny-a");
-    let mut with = open_fixture("tiny-a", settings());
-    let mut without = open_fixture("tiny-a", Settings { mtp: false, ..settings() });
+    let mut with = open_fixture(on, "tiny-a", settings());
+    let mut without = open_fixture(on, "tiny-a", Settings { mtp: false, ..settings() });
     assert!(!without.spec().has_mtp);
     assert!(commit(&mut without, 0, 0, &ids, 20) == commit(&mut with, 0, 0, &ids, 40));
     assert_eq!(draft(&mut without, 0, ids.len(), 4), Draft::default());
@@ -238,7 +266,7 @@ fn without_mtp_there_are_no_drafts_and_the_same_logits() {
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
-    let mut qwen = open_fixture("tiny-a", settings());
+    let mut qwen = open_fixture(On::Reference, "tiny-a", settings());
     let good = || window(0, 0, rows(&[1, 2, 3], 0), true, Logits::Last);
     let row = Row { token: Some(1), position: [0; 3] };
     let cases = [
@@ -290,7 +318,7 @@ fn what_does_not_fit_is_refused_by_name() {
 /// At the end of the context the chain gets shorter instead of leaving it.
 #[test]
 fn drafts_end_with_the_context() {
-    let mut qwen = open_fixture("tiny-a", Settings { context: 20, pages: 12, ..settings() });
+    let mut qwen = open_fixture(On::Reference, "tiny-a", Settings { context: 20, pages: 12, ..settings() });
     commit(&mut qwen, 0, 0, &[7; 17], 17);
     assert_eq!(draft(&mut qwen, 0, 17, 1).tokens.len(), 3);
     commit(&mut qwen, 0, 17, &[7; 3], 3);

@@ -6,6 +6,7 @@
 use std::{collections::HashMap, fs, path::PathBuf};
 
 use checkpoint::{Checkpoint, parse_header};
+use device::cpu::{Cpu, CpuSettings, Isa};
 use device::{Buffer, Device, DeviceError, KvForm, Picks, reference::Reference};
 use model::qwen3_5::{Probe, Qwen, Settings, open};
 use model::{DraftAsk, Draw, Logits, Row, SlotId, Window};
@@ -36,10 +37,27 @@ pub(crate) fn settings() -> Settings {
     }
 }
 
-/// A fixture on the float64 device.
-pub(crate) fn open_fixture(name: &str, settings: Settings) -> Qwen {
+/// The devices every machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    /// float64.
+    Reference,
+    /// The CPU device.
+    Cpu,
+}
+
+impl On {
+    pub(crate) const ALL: [Self; 2] = [Self::Reference, Self::Cpu];
+}
+
+/// A fixture on a device.
+pub(crate) fn open_fixture(on: On, name: &str, settings: Settings) -> Qwen {
     let checkpoint = Checkpoint::open(&fixture(name)).expect("fixtures open");
-    open(&checkpoint, Box::new(Reference::new(1)), settings, &mut |_, _| {}).expect("fixtures load")
+    let device: Box<dyn Device> = match on {
+        On::Reference => Box::new(Reference::new(1)),
+        On::Cpu => Box::new(Cpu::new(CpuSettings { threads: 1, isa: Isa::detect() })),
+    };
+    open(&checkpoint, device, settings, &mut |_, _| {}).expect("fixtures load")
 }
 
 /// Tensors of a golden file, widened to f64 (all of them are exact in it).
