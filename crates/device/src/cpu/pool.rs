@@ -194,7 +194,7 @@ impl Pool {
             // SAFETY: the last region is closed and empty, so no worker looks at the job.
             unsafe { *shared.job.get() = Some(job) };
             let region = shared.state.load(Relaxed) / REGION + 1;
-            shared.state.store(region * REGION | OPEN, SeqCst);
+            shared.state.store((region * REGION) | OPEN, SeqCst);
             shared.wake_all();
             shared.work(job);
             shared.state.fetch_and(!OPEN, AcqRel);
@@ -286,19 +286,6 @@ impl<'a, T> Disjoint<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {}", self.len);
         // SAFETY: inside the slice, and not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
-    }
-
-    /// Writes element `at`.
-    ///
-    /// # Safety
-    /// As for [`Self::range`].
-    ///
-    /// # Panics
-    /// If the element is not inside the slice.
-    #[inline(always)]
-    pub(crate) unsafe fn set(&self, at: usize, value: T) {
-        // SAFETY: the caller's promise.
-        unsafe { self.range(at..at + 1)[0] = value };
     }
 }
 

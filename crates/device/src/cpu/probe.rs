@@ -6,7 +6,7 @@
 use std::{hint::black_box, thread, time::Duration};
 
 use super::{
-    isa::{Isa, Kind, by_isa},
+    isa::{Isa, Kind},
     pool::{allowed_cores, pin},
 };
 
@@ -112,20 +112,17 @@ pub(crate) fn thread_time() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
-by_isa! {
-    /// Reads all words; the result only keeps the reads alive.
-    fn read(words: &[u64]) -> u64 = read_body
-}
-
-#[inline(always)]
-fn read_body(words: &[u64]) -> u64 {
-    let mut sums = [0u64; 32];
-    for words in words.chunks_exact(32) {
-        for (sum, word) in sums.iter_mut().zip(words) {
-            *sum ^= word;
-        }
+/// Reads all words; the result only keeps the reads alive.
+fn read(isa: Isa, words: &[u64]) -> u64 {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this kind exists only where the processor has these features.
+        Kind::Avx2 => unsafe { x86::read_avx2(words) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512 | Kind::Avx512Vnni => unsafe { x86::read_avx512(words) },
+        _ => words.iter().fold(0, |all, word| all ^ word),
     }
-    sums.iter().fold(0, |all, sum| all ^ sum)
 }
 
 /// Multiply-adds one at a time.
@@ -172,6 +169,32 @@ mod x86 {
                 }
             }
         };
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn read_avx2(words: &[u64]) -> u64 {
+        let mut sums = [_mm256_setzero_si256(); 4];
+        for words in words.as_chunks::<16>().0 {
+            for (sum, words) in sums.iter_mut().zip(words.as_chunks::<4>().0) {
+                // SAFETY: four words are one vector.
+                *sum = _mm256_xor_si256(*sum, unsafe { _mm256_loadu_si256(words.as_ptr().cast()) });
+            }
+        }
+        let sum = _mm256_xor_si256(_mm256_xor_si256(sums[0], sums[1]), _mm256_xor_si256(sums[2], sums[3]));
+        _mm256_extract_epi64::<0>(sum) as u64
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn read_avx512(words: &[u64]) -> u64 {
+        let mut sums = [_mm512_setzero_si512(); 4];
+        for words in words.as_chunks::<32>().0 {
+            for (sum, words) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
+                // SAFETY: eight words are one vector.
+                *sum = _mm512_xor_si512(*sum, unsafe { _mm512_loadu_si512(words.as_ptr().cast()) });
+            }
+        }
+        let sum = _mm512_xor_si512(_mm512_xor_si512(sums[0], sums[1]), _mm512_xor_si512(sums[2], sums[3]));
+        _mm512_reduce_add_epi64(sum) as u64
     }
 
     chains!(

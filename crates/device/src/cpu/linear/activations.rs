@@ -1,7 +1,7 @@
 //! Quantized activations in the order the kernels read them.
 //!
 //! Rows are taken in *blocks* of a few rows that one kernel call works on. A block of `r` rows is stored as
-//! `[quad][row][2 words]`, so a kernel walks one contiguous stream whatever `r` is, and rows whose distance is a
+//! `[quad][row]` of two words, so a kernel walks one contiguous stream whatever `r` is, and rows whose distance is a
 //! large power of two never compete for the same cache set. The two words of a quad hold its four codes as the
 //! instruction set wants them ([`Order`]). Beside them, `[group][row]`, are the unit and the sum of the codes.
 
@@ -44,6 +44,9 @@ impl Order {
     }
 }
 
+/// The codes of one quad of one row.
+pub(in crate::cpu) type Words = [u32; 2];
+
 /// What kernels need of one group of one row besides its codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::cpu) struct GroupUnit {
@@ -60,8 +63,8 @@ pub(in crate::cpu) struct GroupUnit {
 pub(in crate::cpu) struct Block<'a> {
     /// Rows of the block, 1 to [`BLOCK_MAX`].
     pub(in crate::cpu) rows: usize,
-    /// `[cols / 4][rows][2]`.
-    pub(in crate::cpu) words: &'a [u32],
+    /// `[cols / 4][rows]`.
+    pub(in crate::cpu) words: &'a [Words],
     /// `[cols / group][rows]`.
     pub(in crate::cpu) groups: &'a [GroupUnit],
 }
@@ -71,7 +74,7 @@ pub(in crate::cpu) struct Block<'a> {
 pub(in crate::cpu) struct Form {
     cols: usize,
     group: usize,
-    words: Vec<u32>,
+    words: Vec<Words>,
     groups: Vec<GroupUnit>,
 }
 
@@ -81,13 +84,13 @@ impl Form {
         assert!(group <= GROUP_MAX && group.is_multiple_of(UNIT), "groups of {group}");
         assert!(cols.is_multiple_of(group), "{cols} columns in groups of {group}");
         (self.cols, self.group) = (cols, group);
-        self.words.resize(rows * cols / 2, 0);
+        self.words.resize(rows * cols / 4, Words::default());
         self.groups.resize(rows * cols / group, GroupUnit::default());
     }
 
     /// The block of the rows `rows`.
     pub(in crate::cpu) fn block(&self, rows: Range<usize>) -> Block<'_> {
-        let (words, groups) = (self.cols / 2, self.cols / self.group);
+        let (words, groups) = (self.cols / 4, self.cols / self.group);
         Block {
             rows: rows.len(),
             words: &self.words[rows.start * words..rows.end * words],
@@ -110,7 +113,7 @@ impl Form {
 pub(in crate::cpu) struct FormWriter<'a> {
     cols: usize,
     group: usize,
-    words: Disjoint<'a, u32>,
+    words: Disjoint<'a, Words>,
     groups: Disjoint<'a, GroupUnit>,
 }
 
@@ -123,7 +126,7 @@ impl FormWriter<'_> {
     /// rows `block`.
     ///
     /// # Safety
-    /// No other task may write these columns of this row at the same time.
+    /// No other task may write these columns of this block at the same time.
     pub(in crate::cpu) unsafe fn put(
         &self,
         isa: Isa,
@@ -134,72 +137,116 @@ impl FormWriter<'_> {
     ) {
         assert!(block.contains(&row) && col.is_multiple_of(self.group));
         assert!(values.len().is_multiple_of(self.group) && col + values.len() <= self.cols);
+        // SAFETY: the caller's promise.
+        let (words, groups) = unsafe { self.columns(&block, col..col + values.len()) };
         let (rows, row) = (block.len(), row - block.start);
-        let order = Order::of(isa);
-        let words = block.start * self.cols / 2;
-        let groups = block.start * (self.cols / self.group);
-        let mut codes = [0i16; GROUP_MAX];
         for (at, values) in values.chunks_exact(self.group).enumerate() {
-            let col = col + at * self.group;
-            let codes = &mut codes[..self.group];
-            let at = groups + col / self.group * rows + row;
-            // SAFETY: the caller's promise; one element of this row.
-            unsafe { self.groups.set(at, quantize(isa, values, codes)) };
-            for (quad, codes) in codes.chunks_exact(4).enumerate() {
-                let at = words + ((col / 4 + quad) * rows + row) * 2;
-                // SAFETY: the caller's promise; the two words of this row.
-                let words = unsafe { self.words.range(at..at + 2) };
-                words.copy_from_slice(&arrange(order, codes.try_into().expect("four codes")));
-            }
+            let words = &mut words[at * self.group / 4 * rows + row..];
+            groups[at * rows + row] = quantize(isa, Order::of(isa), values, rows, words);
         }
     }
 
     /// Copies row `from` of a form whose blocks are single rows.
     ///
     /// # Safety
-    /// No other task may write row `row` at the same time.
+    /// No other task may write this block at the same time.
     pub(in crate::cpu) unsafe fn copy(&self, block: Range<usize>, row: usize, source: &Form, from: usize) {
         assert!(block.contains(&row));
         assert_eq!((source.cols, source.group), (self.cols, self.group), "forms of one shape");
         let source = source.block(from..from + 1);
+        // SAFETY: the caller's promise.
+        let (words, groups) = unsafe { self.columns(&block, 0..self.cols) };
         let (rows, row) = (block.len(), row - block.start);
-        let words = block.start * self.cols / 2;
-        for (quad, pair) in source.words.chunks_exact(2).enumerate() {
-            let at = words + (quad * rows + row) * 2;
-            // SAFETY: the caller's promise; the two words of this row.
-            unsafe { self.words.range(at..at + 2) }.copy_from_slice(pair);
+        for (to, from) in words[row..].iter_mut().step_by(rows).zip(source.words) {
+            *to = *from;
         }
-        let groups = block.start * (self.cols / self.group);
-        for (group, unit) in source.groups.iter().enumerate() {
-            // SAFETY: the caller's promise; one element of this row.
-            unsafe { self.groups.set(groups + group * rows + row, *unit) };
+        for (to, from) in groups[row..].iter_mut().step_by(rows).zip(source.groups) {
+            *to = *from;
         }
     }
-}
 
-#[inline(always)]
-fn arrange(order: Order, [a, b, c, d]: [i16; 4]) -> [u32; 2] {
-    let pair = |low: i16, high: i16| low as u16 as u32 | (high as u16 as u32) << 16;
-    match order {
-        Order::Plain => [pair(a, b), pair(c, d)],
-        Order::EvenOdd => [pair(a, c), pair(b, d)],
-        Order::HighLow => {
-            // The low digit is the low byte read as signed; what is left is a multiple of 256.
-            let high = |code: i16| ((code + 128) >> 8) as u8;
-            let low = |code: i16| code as u8;
-            [[a, b, c, d].map(high), [a, b, c, d].map(low)].map(u32::from_le_bytes)
-        }
+    /// Words and units of some columns of a block.
+    ///
+    /// # Safety
+    /// No other task may use them at the same time.
+    #[allow(clippy::mut_from_ref)] // as `Disjoint::range`
+    unsafe fn columns(&self, block: &Range<usize>, cols: Range<usize>) -> (&mut [Words], &mut [GroupUnit]) {
+        let part = |all: usize, from: usize, to: usize| {
+            block.start * all + from * block.len()..block.start * all + to * block.len()
+        };
+        let words = part(self.cols / 4, cols.start / 4, cols.end / 4);
+        let groups = part(self.cols / self.group, cols.start / self.group, cols.end / self.group);
+        // SAFETY: the caller's promise.
+        unsafe { (self.words.range(words), self.groups.range(groups)) }
     }
 }
 
 by_isa! {
-    /// `Q_14` of one group: [`quant::quantize_group`] with the same results, in a form that vectorizes.
-    fn quantize(values: &[f32], codes: &mut [i16]) -> GroupUnit = quantize_body
+    /// `Q_14` of one group: [`quant::quantize_group`] with the same results, in a form that vectorizes. The words of
+    /// quad `q` go to `words[q * stride]`.
+    fn quantize(order: Order, values: &[f32], stride: usize, words: &mut [Words]) -> GroupUnit = quantize_body
 }
 
 #[inline(always)]
-fn quantize_body(values: &[f32], codes: &mut [i16]) -> GroupUnit {
-    let magnitude = values.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
+fn quantize_body(order: Order, values: &[f32], stride: usize, words: &mut [Words]) -> GroupUnit {
+    // Known lengths unroll.
+    match values.len() {
+        32 => quantize_group::<32>(order, values, stride, words),
+        64 => quantize_group::<64>(order, values, stride, words),
+        128 => quantize_group::<128>(order, values, stride, words),
+        len => unreachable!("groups of {len}"),
+    }
+}
+
+#[inline(always)]
+fn quantize_group<const G: usize>(
+    order: Order,
+    values: &[f32],
+    stride: usize,
+    words: &mut [Words],
+) -> GroupUnit {
+    let values: &[f32; G] = values.try_into().expect("checked above");
+    let mut codes = [0i16; G];
+    let unit = codes_body(values, &mut codes);
+    let pair = |low: i16, high: i16| low as u16 as u32 | ((high as u16 as u32) << 16);
+    // Loops count, as in `super::kernel`.
+    match order {
+        Order::Plain => {
+            for q in 0..G / 4 {
+                let c = &codes[q * 4..q * 4 + 4];
+                words[q * stride] = [pair(c[0], c[1]), pair(c[2], c[3])];
+            }
+        }
+        Order::EvenOdd => {
+            for q in 0..G / 4 {
+                let c = &codes[q * 4..q * 4 + 4];
+                words[q * stride] = [pair(c[0], c[2]), pair(c[1], c[3])];
+            }
+        }
+        Order::HighLow => {
+            // The low digit is the low byte read as signed; what is left is a multiple of 256.
+            let (mut high, mut low) = ([0u8; G], [0u8; G]);
+            for k in 0..G {
+                high[k] = ((codes[k] + 128) >> 8) as u8;
+                low[k] = codes[k] as u8;
+            }
+            let word = |bytes: &[u8; G], q: usize| {
+                u32::from_le_bytes([bytes[q * 4], bytes[q * 4 + 1], bytes[q * 4 + 2], bytes[q * 4 + 3]])
+            };
+            for q in 0..G / 4 {
+                words[q * stride] = [word(&high, q), word(&low, q)];
+            }
+        }
+    }
+    unit
+}
+
+#[inline(always)]
+fn codes_body<const G: usize>(values: &[f32; G], codes: &mut [i16; G]) -> GroupUnit {
+    let mut magnitude = 0u32;
+    for k in 0..G {
+        magnitude = magnitude.max(values[k].to_bits() & 0x7fff_ffff);
+    }
     if magnitude < MAGNITUDE_MIN.to_bits() || magnitude >= MAGNITUDE_MAX.to_bits() {
         codes.fill(0);
         let unit = if magnitude < MAGNITUDE_MIN.to_bits() { 0.0 } else { f32::NAN };
@@ -209,15 +256,15 @@ fn quantize_body(values: &[f32], codes: &mut [i16]) -> GroupUnit {
     let e = (magnitude >> 23) as i32 - 126;
     let to_code = power_of_two(ACTIVATION_BITS - e);
     let mut sum = 0;
-    for (code, &x) in codes.iter_mut().zip(values) {
-        let t = x * to_code;
+    for k in 0..G {
+        let t = values[k] * to_code;
         // Adding 1.5 * 2^23 times the step (1, 2, 4 or 8) rounds to a multiple of the step, ties to even.
         let step_exponent = ((t.to_bits() >> 23) & 0xff).max(127 + 10) - 10;
-        let shift = f32::from_bits((step_exponent + 23) << 23 | 0x0040_0000);
+        let shift = f32::from_bits(((step_exponent + 23) << 23) | 0x0040_0000);
         let rounded = (t + shift) - shift;
         // SAFETY: at most 2^14 in magnitude.
         let value: i32 = unsafe { rounded.to_int_unchecked() };
-        *code = value as i16;
+        codes[k] = value as i16;
         sum += value;
     }
     let unit = power_of_two(e - ACTIVATION_BITS);
@@ -293,7 +340,9 @@ impl Activations {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        let bytes = |form: &Form| form.words.capacity() * 4 + form.groups.capacity() * size_of::<GroupUnit>();
+        let bytes = |form: &Form| {
+            form.words.capacity() * size_of::<Words>() + form.groups.capacity() * size_of::<GroupUnit>()
+        };
         self.forms.iter().map(bytes).sum()
     }
 }

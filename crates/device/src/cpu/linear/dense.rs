@@ -31,15 +31,18 @@ struct Args<'a> {
 }
 
 impl Args<'_> {
+    #[inline(always)]
     fn weights(&self, output: usize) -> &[u8] {
         let bytes = self.cols * self.dtype.size();
         &self.weights[output * bytes..(output + 1) * bytes]
     }
 
+    #[inline(always)]
     fn x(&self, row: usize) -> &[f32] {
         &self.x[row * self.cols..(row + 1) * self.cols]
     }
 
+    #[inline(always)]
     fn put(&self, row: usize, output: usize, value: f32) {
         // SAFETY: `multiply`'s caller gives each output of each row to one task.
         unsafe { self.out.row(self.to + row, output..output + 1)[0] = value };
@@ -107,7 +110,7 @@ fn tree(lanes: &mut [f32]) -> f32 {
     lanes[0]
 }
 
-/// The vector body, `R` rows by `O` outputs at a time; `V` vectors make 64 lanes.
+/// The vector body (loops count, as in `super::kernel`), `R` rows by `O` outputs at a time; `V` vectors make 64 lanes.
 #[inline(always)]
 unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>) {
     let mut output = args.outputs.start;
@@ -141,37 +144,53 @@ unsafe fn dots<E: Engine, const V: usize, const R: usize, const O: usize>(
     let size = args.dtype.size();
     // SAFETY of all blocks: `Engine`; pointers stay inside the rows, and the last, partial step reads padded copies.
     let mut lanes = unsafe { [[[E::splat(0.0); V]; O]; R] };
-    let weights: [*const u8; O] = std::array::from_fn(|o| args.weights(output + o).as_ptr());
-    let x: [*const f32; R] = std::array::from_fn(|r| args.x(row + r).as_ptr());
     let whole = args.cols / LANES * LANES;
-    for k in (0..whole).step_by(LANES) {
+    let mut weights = [args.weights.as_ptr(); O];
+    let mut x = [args.x.as_ptr(); R];
+    for o in 0..O {
+        weights[o] = args.weights(output + o).as_ptr();
+    }
+    for r in 0..R {
+        x[r] = args.x(row + r).as_ptr();
+    }
+    for _ in 0..whole / LANES {
         unsafe {
-            let (weights, x) = (weights.map(|w| w.add(k * size)), x.map(|x| x.add(k)));
+            // Once per dtype, so that the choice is outside the loop over lanes.
             match args.dtype {
                 Dtype::Bf16 => step::<E, V, R, O>(Dtype::Bf16, &weights, &x, &mut lanes),
                 Dtype::F16 => step::<E, V, R, O>(Dtype::F16, &weights, &x, &mut lanes),
                 Dtype::F32 => step::<E, V, R, O>(Dtype::F32, &weights, &x, &mut lanes),
+            }
+            for o in 0..O {
+                weights[o] = weights[o].add(LANES * size);
+            }
+            for r in 0..R {
+                x[r] = x[r].add(LANES);
             }
         }
     }
     if whole < args.cols {
         let mut weight_tail = [[0u8; LANES * 4]; O];
         let mut x_tail = [[0f32; LANES]; R];
-        for (o, tail) in weight_tail.iter_mut().enumerate() {
+        for o in 0..O {
             let rest = &args.weights(output + o)[whole * size..];
-            tail[..rest.len()].copy_from_slice(rest);
+            weight_tail[o][..rest.len()].copy_from_slice(rest);
         }
-        for (r, tail) in x_tail.iter_mut().enumerate() {
+        for r in 0..R {
             let rest = &args.x(row + r)[whole..];
-            tail[..rest.len()].copy_from_slice(rest);
+            x_tail[r][..rest.len()].copy_from_slice(rest);
         }
-        let (weights, x) =
-            (weight_tail.each_ref().map(|w| w.as_ptr()), x_tail.each_ref().map(|x| x.as_ptr()));
+        for o in 0..O {
+            weights[o] = weight_tail[o].as_ptr();
+        }
+        for r in 0..R {
+            x[r] = x_tail[r].as_ptr();
+        }
         unsafe { step::<E, V, R, O>(args.dtype, &weights, &x, &mut lanes) };
     }
-    for (r, lanes) in lanes.iter_mut().enumerate() {
-        for (o, lanes) in lanes.iter_mut().enumerate() {
-            args.put(row + r, output + o, unsafe { vector_tree::<E, V>(lanes) });
+    for r in 0..R {
+        for o in 0..O {
+            args.put(row + r, output + o, unsafe { vector_tree::<E, V>(&mut lanes[r][o]) });
         }
     }
 }
@@ -188,11 +207,14 @@ unsafe fn step<E: Engine, const V: usize, const R: usize, const O: usize>(
         let at = v * E::LANES;
         // SAFETY: the caller's pointers are good for 64 elements.
         unsafe {
-            let weights = weights.map(|w| E::load(dtype, w.add(at * dtype.size())));
-            for (r, lanes) in lanes.iter_mut().enumerate() {
+            let mut loaded = [E::splat(0.0); O];
+            for o in 0..O {
+                loaded[o] = E::load(dtype, weights[o].add(at * dtype.size()));
+            }
+            for r in 0..R {
                 let x = E::load(Dtype::F32, x[r].add(at).cast());
-                for (lanes, w) in lanes.iter_mut().zip(weights) {
-                    lanes[v] = E::fma(w, x, lanes[v]);
+                for o in 0..O {
+                    lanes[r][o][v] = E::fma(loaded[o], x, lanes[r][o][v]);
                 }
             }
         }

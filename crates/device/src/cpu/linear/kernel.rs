@@ -8,7 +8,7 @@
 use quant::{Dtype, Scheme, Zero};
 
 use super::{
-    activations::{BLOCK_MAX, Block, GroupUnit},
+    activations::{BLOCK_MAX, Block, GroupUnit, Words},
     layout::{PANEL, QUADS, SLICE, TILE, UNIT, VECTOR, group_params, read_quad, tile_unit},
 };
 use crate::cpu::isa::{Isa, Kind};
@@ -45,7 +45,7 @@ pub(super) fn multiply(isa: Isa, panel: Panel<'_>, block: Block<'_>, out: &mut P
     let groups = block.groups.len() / block.rows;
     let floats = if zero == Zero::Affine { 2 } else { 1 };
     assert!((1..=BLOCK_MAX).contains(&block.rows), "{} rows in a block", block.rows);
-    assert_eq!(block.words.len(), groups * group / 2 * block.rows, "activations and groups");
+    assert_eq!(block.words.len(), groups * group / 4 * block.rows, "activations and groups");
     assert_eq!(panel.codes.len(), groups * group * PANEL / 8 * bits as usize, "codes and activations");
     assert_eq!(panel.params.len(), groups * floats * PANEL * scales.size(), "scales and activations");
     let body = body(isa.kind(), bits, block.rows);
@@ -69,10 +69,10 @@ fn scalar(args: &Args<'_>, out: &mut PanelOut) {
                         let codes = tile_unit(bits as usize, panel.codes, unit, lane / TILE);
                         for q in 0..QUADS {
                             let weights = read_quad(bits as usize, codes, lane % TILE, q);
-                            let at = ((unit * QUADS + q) * block.rows + row) * 2;
-                            for (pair, word) in weights.chunks(2).zip(&block.words[at..at + 2]) {
-                                exact += (pair[0] as i32 - center) * (*word as i16) as i32;
-                                exact += (pair[1] as i32 - center) * (*word as i32 >> 16);
+                            let words = block.words[(unit * QUADS + q) * block.rows + row];
+                            for (pair, word) in weights.chunks(2).zip(words) {
+                                exact += (pair[0] as i32 - center) * (word as i16) as i32;
+                                exact += (pair[1] as i32 - center) * (word as i32 >> 16);
                             }
                         }
                     }
@@ -110,7 +110,7 @@ pub(super) trait Engine {
     /// Quad `Q` of a unit of `BITS` vectors at `unit`.
     unsafe fn quad<const BITS: usize, const Q: usize>(unit: *const u8) -> Self::Weights;
     /// Adds the products of four inputs; `words` is the quad's two words in the engine's order.
-    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, words: *const u32) -> Self::Sums;
+    unsafe fn dot(sums: Self::Sums, weights: Self::Weights, words: *const Words) -> Self::Sums;
     /// The sums, each rounded once.
     unsafe fn finish(sums: Self::Sums) -> Self::Floats;
     /// The same float in every lane.
@@ -135,6 +135,9 @@ const AHEAD: usize = 2048;
 const AHEAD_ROWS: usize = 2;
 
 /// The vector body for blocks of `R` rows, `N` vectors of lanes at a time.
+///
+/// Here and below, loops count: closures and adapters of iterators are functions of their own, which the compiler may
+/// leave outside the instruction set of their caller.
 #[inline(always)]
 unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
     args: &Args<'_>,
@@ -157,9 +160,9 @@ unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
                     unsafe { scale_group::<E, R, N>(&panel, group, lane, units, &exact, n, &mut sums) };
                 }
             }
-            for (totals, sums) in totals.iter_mut().zip(sums) {
-                for (total, sum) in totals.iter_mut().zip(sums) {
-                    *total = unsafe { E::add(*total, sum) };
+            for row in 0..R {
+                for n in 0..N {
+                    totals[row][n] = unsafe { E::add(totals[row][n], sums[row][n]) };
                 }
             }
         }
@@ -185,16 +188,18 @@ unsafe fn group_sums<E: Engine, const BITS: usize, const R: usize, const N: usiz
     let center_bits = BITS - 1;
     // SAFETY: as in `vector`.
     unsafe {
-        let mut sums: [[E::Sums; N]; R] =
-            std::array::from_fn(|row| [E::start(-(rows[row].sum << center_bits)); N]);
+        let mut sums = [[E::start(0); N]; R];
+        for row in 0..R {
+            sums[row] = [E::start(-(rows[row].sum << center_bits)); N];
+        }
         for unit in group * units..(group + 1) * units {
-            let lanes = |n: usize| {
+            let mut weights = [panel.codes.as_ptr(); N];
+            for n in 0..N {
                 let lane = first + n * E::LANES;
                 let vector = (unit * (PANEL / TILE) + lane / TILE) * BITS;
-                panel.codes.as_ptr().add(vector * VECTOR + lane % TILE * 4)
-            };
-            let weights: [*const u8; N] = std::array::from_fn(lanes);
-            let words = block.words.as_ptr().add(unit * QUADS * R * 2);
+                weights[n] = weights[n].add(vector * VECTOR + lane % TILE * 4);
+            }
+            let words = block.words.as_ptr().add(unit * QUADS * R);
             if R <= AHEAD_ROWS && first == 0 {
                 for vector in 0..BITS * PANEL / TILE {
                     E::prefetch(weights[0].wrapping_add(AHEAD + vector * VECTOR));
@@ -217,15 +222,18 @@ unsafe fn group_sums<E: Engine, const BITS: usize, const R: usize, const N: usiz
 #[inline(always)]
 unsafe fn step<E: Engine, const BITS: usize, const R: usize, const N: usize, const Q: usize>(
     weights: &[*const u8; N],
-    words: *const u32,
+    words: *const Words,
     sums: &mut [[E::Sums; N]; R],
 ) {
     // SAFETY: as in `vector`.
     unsafe {
-        let weights = weights.map(|unit| E::quad::<BITS, Q>(unit));
-        for (row, sums) in sums.iter_mut().enumerate() {
-            for (sums, weights) in sums.iter_mut().zip(weights) {
-                *sums = E::dot(*sums, weights, words.add((Q * R + row) * 2));
+        let mut quads = [E::quad::<BITS, Q>(weights[0]); N];
+        for n in 1..N {
+            quads[n] = E::quad::<BITS, Q>(weights[n]);
+        }
+        for row in 0..R {
+            for n in 0..N {
+                sums[row][n] = E::dot(sums[row][n], quads[n], words.add(Q * R + row));
             }
         }
     }
@@ -249,14 +257,15 @@ unsafe fn scale_group<E: Engine, const R: usize, const N: usize>(
         let floats = if zero == Zero::Affine { 2 } else { 1 };
         let from = panel.params.as_ptr().add((group * floats * PANEL + lane) * size);
         let scale = E::load(scales, from);
-        for ((sums, exact), x) in sums.iter_mut().zip(exact).zip(units) {
-            sums[n] = E::fma(E::finish(exact[n]), E::multiply(scale, E::splat(x.unit)), sums[n]);
+        for row in 0..R {
+            let factor = E::multiply(scale, E::splat(units[row].unit));
+            sums[row][n] = E::fma(E::finish(exact[row][n]), factor, sums[row][n]);
         }
         if zero == Zero::Affine {
             let bias = E::load(scales, from.add(PANEL * size));
             let bias = E::fma(E::splat(panel.scheme.center() as f32), scale, bias);
-            for (sums, x) in sums.iter_mut().zip(units) {
-                sums[n] = E::fma(bias, E::splat(x.sum_unit), sums[n]);
+            for row in 0..R {
+                sums[row][n] = E::fma(bias, E::splat(units[row].sum_unit), sums[row][n]);
             }
         }
     }
@@ -320,7 +329,7 @@ mod x86 {
     }
 
     // A panel is 4 vectors of 8 lanes or 2 of 16; sums of 6 rows by 2 vectors fill 12 or 24 registers.
-    bodies!(AVX2, avx2, x86::Avx2, "avx2,fma,f16c,bmi1,bmi2", 4, 2);
+    bodies!(AVX2, avx2, x86::Avx2, "avx2,fma,f16c,bmi1,bmi2", 4, 1);
     bodies!(AVX512, avx512, x86::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2", 2, 2);
     bodies!(
         AVX512_VNNI,

@@ -58,6 +58,11 @@ pub(in crate::cpu) const fn planes(bits: usize) -> (usize, usize) {
     }
 }
 
+/// The low `width` bits of each of four bytes.
+pub(super) const fn plane_mask(width: usize) -> u32 {
+    0x0101_0101 * ((1u32 << width) - 1)
+}
+
 /// Memory of packed weights, one allocation, aligned to vectors.
 struct Store {
     start: NonNull<u8>,
@@ -205,7 +210,7 @@ pub(super) fn read_quad(bits: usize, unit: &[u8], lane: usize, q: usize) -> [u8;
         let fields = 8 / width;
         let at = (first + q / fields) * VECTOR + lane * 4;
         let word = u32::from_le_bytes(unit[at..at + 4].try_into().expect("four bytes"));
-        (word >> (width * (q % fields))) & (0x0101_0101 * ((1u32 << width) - 1))
+        (word >> (width * (q % fields))) & plane_mask(width)
     };
     let (low, high) = planes(bits);
     let quad = field(0, low) | if high > 0 { field(low, high) << low } else { 0 };
@@ -266,13 +271,14 @@ pub(super) fn pack(pool: &Pool, isa: Isa, sources: &[(&Matrix, Scheme)]) -> Vec<
         source.rows_range(first..end).discard();
     });
     let store = Arc::new(store);
-    let pack = |((source, scheme), (codes, params)): (&(&Matrix, Scheme), (Range<usize>, Range<usize>))| {
+    let mut packed = Vec::with_capacity(sources.len());
+    for (&(source, scheme), (codes, params)) in sources.iter().zip(places) {
         // Again as a whole: parts of pages at the seams of tasks were kept above.
         source.discard();
         let (rows, cols) = (source.rows(), source.cols());
-        Grouped { rows, cols, scheme: *scheme, store: store.clone(), codes, params }
-    };
-    sources.iter().zip(places).map(pack).collect()
+        packed.push(Grouped { rows, cols, scheme, store: store.clone(), codes, params });
+    }
+    packed
 }
 
 by_isa! {
@@ -288,19 +294,19 @@ by_isa! {
 
 #[inline(always)]
 fn pack_panel_body(source: &Matrix, scheme: Scheme, rows: Range<usize>, codes: &mut [u8], params: &mut [u8]) {
+    match scheme.bits {
+        2 => pack_codes::<2>(source, rows.clone(), codes),
+        3 => pack_codes::<3>(source, rows.clone(), codes),
+        4 => pack_codes::<4>(source, rows.clone(), codes),
+        5 => pack_codes::<5>(source, rows.clone(), codes),
+        6 => pack_codes::<6>(source, rows.clone(), codes),
+        8 => pack_codes::<8>(source, rows.clone(), codes),
+        bits => unreachable!("{bits}-bit matrices do not exist"),
+    }
+    let groups = source.cols() / scheme.group;
+    let size = scheme.scales.size();
+    let floats = if scheme.zero == Zero::Affine { 2 } else { 1 };
     for (at, row) in rows.enumerate() {
-        match scheme.bits {
-            2 => pack_row::<2>(source.row_codes(row), at, codes),
-            3 => pack_row::<3>(source.row_codes(row), at, codes),
-            4 => pack_row::<4>(source.row_codes(row), at, codes),
-            5 => pack_row::<5>(source.row_codes(row), at, codes),
-            6 => pack_row::<6>(source.row_codes(row), at, codes),
-            8 => pack_row::<8>(source.row_codes(row), at, codes),
-            bits => unreachable!("{bits}-bit matrices do not exist"),
-        }
-        let groups = source.cols() / scheme.group;
-        let size = scheme.scales.size();
-        let floats = if scheme.zero == Zero::Affine { 2 } else { 1 };
         for group in 0..groups {
             let from = (row * groups + group) * size;
             let to = (group * floats * PANEL + at) * size;
@@ -327,35 +333,57 @@ fn is_tiny(dtype: Dtype, scale: &[u8]) -> bool {
     value.abs() < SCALE_MIN
 }
 
-/// Spreads one row's bit stream over its lane.
+/// Packs the codes of a panel: unit by unit, so that every line is written once.
 #[inline(always)]
-fn pack_row<const BITS: usize>(stream: &[u8], row: usize, codes: &mut [u8]) {
-    let (low, high) = planes(BITS);
-    let (tile, lane) = (row / TILE, row % TILE);
-    for (unit, stream) in stream.chunks_exact(UNIT * BITS / 8).enumerate() {
-        let codes = &mut codes[(unit * (PANEL / TILE) + tile) * BITS * VECTOR..][..BITS * VECTOR];
-        let mut lanes = [0u32; BITS];
-        // Eight bytes more, so that every quad can be read as one word.
-        let mut padded = [0u8; UNIT + 8];
-        padded[..UNIT * BITS / 8].copy_from_slice(stream);
-        for q in 0..QUADS {
-            let bit = q * 4 * BITS;
-            let word = u64::from_le_bytes(padded[bit / 8..bit / 8 + 8].try_into().expect("eight bytes"));
-            let word = word >> (bit % 8);
-            let mask = (1u64 << BITS) - 1;
-            let quad = (0..4).fold(0u64, |quad, j| quad | ((word >> (j * BITS)) & mask) << (8 * j)) as u32;
-            let mut place = |first: usize, width: usize, quad: u32| {
-                let fields = 8 / width;
-                let quad = quad & (0x0101_0101 * ((1u32 << width) - 1));
-                lanes[first + q / fields] |= quad << (width * (q % fields));
-            };
-            place(0, low, quad);
-            if high > 0 {
-                place(low, high, quad >> low);
+fn pack_codes<const BITS: usize>(source: &Matrix, rows: Range<usize>, codes: &mut [u8]) {
+    let stream = source.codes();
+    let row_bytes = stream.len() / source.rows();
+    for unit in 0..source.cols() / UNIT {
+        for tile in 0..PANEL / TILE {
+            let mut lines = [[0u32; TILE]; BITS];
+            for lane in 0..TILE {
+                let row = rows.start + tile * TILE + lane;
+                if row < rows.end {
+                    let from = row * row_bytes + unit * UNIT * BITS / 8;
+                    let words = spread::<BITS>(&stream[from..from + UNIT * BITS / 8]);
+                    for vector in 0..BITS {
+                        lines[vector][lane] = words[vector];
+                    }
+                }
+            }
+            let to = (unit * (PANEL / TILE) + tile) * BITS * VECTOR;
+            let to = codes[to..to + BITS * VECTOR].as_chunks_mut::<4>().0;
+            for vector in 0..BITS {
+                for lane in 0..TILE {
+                    to[vector * TILE + lane] = lines[vector][lane].to_le_bytes();
+                }
             }
         }
-        for (vector, word) in lanes.iter().enumerate() {
-            codes[vector * VECTOR + lane * 4..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// One row's bit stream of a unit as the words of its lane.
+#[inline(always)]
+fn spread<const BITS: usize>(stream: &[u8]) -> [u32; BITS] {
+    let (low, high) = planes(BITS);
+    let mut lanes = [0u32; BITS];
+    for q in 0..QUADS {
+        // A quad begins at a byte or in its middle and is at most four bytes long.
+        let bit = q * 4 * BITS;
+        let mut word = 0u64;
+        for byte in bit / 8..(bit + 4 * BITS).div_ceil(8) {
+            word |= (stream[byte] as u64) << (8 * (byte - bit / 8));
+        }
+        let word = word >> (bit % 8);
+        let mask = (1u64 << BITS) - 1;
+        let mut quad = 0u32;
+        for j in 0..4 {
+            quad |= (((word >> (j * BITS)) & mask) << (8 * j)) as u32;
+        }
+        lanes[q / (8 / low)] |= (quad & plane_mask(low)) << (low * (q % (8 / low)));
+        if high > 0 {
+            lanes[low + q / (8 / high)] |= ((quad >> low) & plane_mask(high)) << (high * (q % (8 / high)));
         }
     }
+    lanes
 }

@@ -143,10 +143,14 @@ impl<'a> Outputs<'a> {
     ///
     /// # Safety
     /// No other task may use them at the same time.
+    #[inline(always)]
     #[allow(clippy::mut_from_ref)] // as `Disjoint::range`
     pub(super) unsafe fn row(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
         assert!(columns.end <= self.width, "columns {columns:?} of {}", self.width);
-        let at = self.places.map_or(row, |places| places[row] as usize) * self.width;
+        let at = match self.places {
+            Some(places) => places[row] as usize,
+            None => row,
+        } * self.width;
         // SAFETY: the caller's promise.
         unsafe { self.out.range(at + columns.start..at + columns.end) }
     }

@@ -21,7 +21,7 @@ impl Random {
     }
 
     pub(in crate::cpu) fn below(&mut self, n: u32) -> u32 {
-        (self.bits() as u64 * n as u64 >> 32) as u32
+        ((self.bits() as u64 * n as u64) >> 32) as u32
     }
 
     /// Uniform in -1..1.

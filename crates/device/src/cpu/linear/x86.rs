@@ -9,14 +9,10 @@ use std::arch::x86_64::*;
 use quant::Dtype;
 
 use super::{
+    activations::Words,
     kernel::Engine,
-    layout::{VECTOR, planes},
+    layout::{VECTOR, plane_mask, planes},
 };
-
-/// Bytes all equal to the low `bits` bits.
-const fn bytes_mask(bits: usize) -> i32 {
-    (0x0101_0101u32 * ((1u32 << bits) - 1)) as i32
-}
 
 /// AVX-512 with VNNI.
 pub(super) struct Avx512Vnni;
@@ -35,7 +31,7 @@ unsafe fn field512<const W: usize, const Q: usize>(unit: *const u8, first: usize
         let word = _mm512_loadu_si512(unit.add((first + Q / fields) * VECTOR).cast());
         let count = _mm_cvtsi32_si128(shift.abs_diff(to) as i32);
         let word = if shift >= to { _mm512_srl_epi32(word, count) } else { _mm512_sll_epi32(word, count) };
-        if W == 8 { word } else { _mm512_and_si512(word, _mm512_set1_epi32(bytes_mask(W) << to)) }
+        if W == 8 { word } else { _mm512_and_si512(word, _mm512_set1_epi32((plane_mask(W) << to) as i32)) }
     }
 }
 
@@ -122,11 +118,11 @@ impl Engine for Avx512Vnni {
         unsafe { quad512::<BITS, Q>(unit) }
     }
     #[inline(always)]
-    unsafe fn dot([high, low]: [__m512i; 2], weights: __m512i, words: *const u32) -> [__m512i; 2] {
+    unsafe fn dot([high, low]: [__m512i; 2], weights: __m512i, words: *const Words) -> [__m512i; 2] {
         unsafe {
             [
-                _mm512_dpbusd_epi32(high, weights, _mm512_set1_epi32(*words as i32)),
-                _mm512_dpbusd_epi32(low, weights, _mm512_set1_epi32(*words.add(1) as i32)),
+                _mm512_dpbusd_epi32(high, weights, _mm512_set1_epi32((*words)[0] as i32)),
+                _mm512_dpbusd_epi32(low, weights, _mm512_set1_epi32((*words)[1] as i32)),
             ]
         }
     }
@@ -156,10 +152,10 @@ impl Engine for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn dot(sums: __m512i, [even, odd]: [__m512i; 2], words: *const u32) -> __m512i {
+    unsafe fn dot(sums: __m512i, [even, odd]: [__m512i; 2], words: *const Words) -> __m512i {
         unsafe {
-            let even = _mm512_madd_epi16(even, _mm512_set1_epi32(*words as i32));
-            let odd = _mm512_madd_epi16(odd, _mm512_set1_epi32(*words.add(1) as i32));
+            let even = _mm512_madd_epi16(even, _mm512_set1_epi32((*words)[0] as i32));
+            let odd = _mm512_madd_epi16(odd, _mm512_set1_epi32((*words)[1] as i32));
             _mm512_add_epi32(_mm512_add_epi32(sums, even), odd)
         }
     }
@@ -179,7 +175,7 @@ unsafe fn field256<const W: usize, const Q: usize>(unit: *const u8, first: usize
         let word = _mm256_loadu_si256(unit.add((first + Q / fields) * VECTOR).cast());
         let count = _mm_cvtsi32_si128(shift.abs_diff(to) as i32);
         let word = if shift >= to { _mm256_srl_epi32(word, count) } else { _mm256_sll_epi32(word, count) };
-        if W == 8 { word } else { _mm256_and_si256(word, _mm256_set1_epi32(bytes_mask(W) << to)) }
+        if W == 8 { word } else { _mm256_and_si256(word, _mm256_set1_epi32((plane_mask(W) << to) as i32)) }
     }
 }
 
@@ -213,10 +209,10 @@ impl Engine for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot(sums: __m256i, [even, odd]: [__m256i; 2], words: *const u32) -> __m256i {
+    unsafe fn dot(sums: __m256i, [even, odd]: [__m256i; 2], words: *const Words) -> __m256i {
         unsafe {
-            let even = _mm256_madd_epi16(even, _mm256_set1_epi32(*words as i32));
-            let odd = _mm256_madd_epi16(odd, _mm256_set1_epi32(*words.add(1) as i32));
+            let even = _mm256_madd_epi16(even, _mm256_set1_epi32((*words)[0] as i32));
+            let odd = _mm256_madd_epi16(odd, _mm256_set1_epi32((*words)[1] as i32));
             _mm256_add_epi32(_mm256_add_epi32(sums, even), odd)
         }
     }
