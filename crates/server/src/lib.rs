@@ -7,6 +7,7 @@
 
 mod conversation;
 mod error;
+pub mod http;
 mod outcome;
 mod reader;
 mod session;

@@ -2,7 +2,9 @@
 
 use engine::{FinishReason, ReplyError, Stats};
 use serde_json::{Map, Value};
-use text::{Content, End, Message, Reply, Role, ToolCall, call_id};
+use text::{Content, End, Message, Piece, Reply, Role, ToolCall, call_id};
+
+use crate::ReplyReader;
 
 /// Why a reply ended, in the API's terms.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +93,22 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Ends the reading of a reply: the last pieces, and what it all came to.
+    pub(crate) fn close(reader: &mut ReplyReader, reason: FinishReason, stats: Stats) -> (Vec<Piece>, Self) {
+        let ended_here = reader.ended();
+        let pieces = reader.finish(Finish::of(reason.clone(), ended_here, 0).end());
+        let reply = reader.reply().clone();
+        let usage = Usage {
+            prompt_tokens: stats.prompt_tokens,
+            cached_tokens: stats.cache.hit_tokens,
+            completion_tokens: reader.ids().len(),
+            reasoning_tokens: reader.reasoning_tokens(),
+        };
+        let finish = Finish::of(reason, ended_here, reply.calls.len());
+        let (stop_reason, ids) = (reader.stop_reason().cloned(), reader.ids().to_vec());
+        (pieces, Self { reply, finish, stop_reason, usage, stats, ids })
+    }
+
     /// The reply as a message for the history. `id` names the reply; ids of its calls are made from it.
     pub fn message(&self, id: &str) -> Message {
         let mut message = Message::text(Role::Assistant, self.reply.content.clone());

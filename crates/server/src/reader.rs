@@ -22,6 +22,8 @@ pub struct ReaderOptions {
     pub include_stop: bool,
     /// Whether the first complete call ends the reply.
     pub single_call: bool,
+    /// Whether stop strings end reasoning too.
+    pub stop_in_reasoning: bool,
 }
 
 /// Reads one reply. What it gives out depends on the ids alone, not on how they were grouped.
@@ -34,6 +36,9 @@ pub struct ReplyReader {
     stop_ids: BTreeSet<u32>,
     include_stop: bool,
     single_call: bool,
+    stop_in_reasoning: bool,
+    /// Whether the text that `stops` holds back is reasoning.
+    held_is_reasoning: bool,
     reply: Reply,
     ids: Vec<u32>,
     reasoning_tokens: usize,
@@ -52,6 +57,8 @@ impl ReplyReader {
             stop_ids: options.stop_ids,
             include_stop: options.include_stop,
             single_call: options.single_call,
+            stop_in_reasoning: options.stop_in_reasoning,
+            held_is_reasoning: false,
             reply: Reply::default(),
             ids: Vec::new(),
             reasoning_tokens: 0,
@@ -64,6 +71,16 @@ impl ReplyReader {
     /// are ignored.
     pub fn ended(&self) -> bool {
         self.ended
+    }
+
+    /// Whether the next id is taken as reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        self.parser.in_reasoning()
+    }
+
+    /// Whether the next id is taken as part of a tool call.
+    pub fn in_call(&self) -> bool {
+        self.parser.in_call()
     }
 
     /// Takes the next ids and returns what they decided.
@@ -135,17 +152,9 @@ impl ReplyReader {
             match piece {
                 Piece::Note(_) => self.give(piece, out),
                 _ if self.ended => {}
-                Piece::Content(text) => {
-                    let step = self.stops.push(&text);
-                    self.content(step.text, out);
-                    if let Some(index) = step.matched {
-                        let stop = self.stops.stop(index).to_owned();
-                        if self.include_stop {
-                            self.content(stop.clone(), out);
-                        }
-                        self.stop_reason = Some(StopReason::Text(stop));
-                        self.ended = true;
-                    }
+                Piece::Content(text) => self.stoppable(&text, false, out),
+                Piece::Reasoning(text) if self.stop_in_reasoning => {
+                    self.stoppable(&text, true, out);
                 }
                 Piece::ToolCall(_) => {
                     self.flush_stops(out);
@@ -160,14 +169,34 @@ impl ReplyReader {
         }
     }
 
-    fn flush_stops(&mut self, out: &mut Vec<Piece>) {
-        let rest = self.stops.flush().text;
-        self.content(rest, out);
+    /// Gives out text up to a stop string, which ends the reply.
+    fn stoppable(&mut self, text: &str, is_reasoning: bool, out: &mut Vec<Piece>) {
+        if self.held_is_reasoning != is_reasoning {
+            self.flush_stops(out);
+            self.held_is_reasoning = is_reasoning;
+        }
+        let step = self.stops.push(text);
+        self.text(step.text, out);
+        if let Some(index) = step.matched {
+            let stop = self.stops.stop(index).to_owned();
+            if self.include_stop {
+                self.text(stop.clone(), out);
+            }
+            self.stop_reason = Some(StopReason::Text(stop));
+            self.ended = true;
+        }
     }
 
-    fn content(&mut self, text: String, out: &mut Vec<Piece>) {
-        if !text.is_empty() {
-            self.give(Piece::Content(text), out);
+    fn flush_stops(&mut self, out: &mut Vec<Piece>) {
+        let rest = self.stops.flush().text;
+        self.text(rest, out);
+    }
+
+    fn text(&mut self, text: String, out: &mut Vec<Piece>) {
+        match text.is_empty() {
+            true => {}
+            false if self.held_is_reasoning => self.give(Piece::Reasoning(text), out),
+            false => self.give(Piece::Content(text), out),
         }
     }
 
@@ -255,6 +284,10 @@ mod tests {
         assert!(reader.ids().len() < tokenizer().encode_raw(text).unwrap().len());
         check(text, options(true), "it is 95", "It is 9", 0);
         check("a</think>It is", options(false), "a", "It is", 0);
+        let everywhere = ReaderOptions { stop_in_reasoning: true, ..options(false) };
+        let reader = check("it is 95\n</think>\n\nIt", everywhere.clone(), "it ", "", 0);
+        assert_eq!(reader.stop_reason(), Some(&StopReason::Text("is 9".into())));
+        check("it is</think>\n\n 9 is 97", everywhere, "it is", " 9 ", 0);
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl TextSide {
             stop: options.stop.clone(),
             include_stop: options.include_stop,
             single_call: !options.parallel_tool_calls,
+            stop_in_reasoning: false,
         };
         Ok(ReplyReader::new(&self.tokenizer, reader)?)
     }
@@ -118,7 +119,7 @@ impl Session {
 const MESSAGE_END: &str = "<|im_end|>";
 
 /// Prompt lengths at which a message ends: later prompts are likely to share all up to there.
-fn message_ends(rendered: &Rendered) -> Vec<usize> {
+pub(crate) fn message_ends(rendered: &Rendered) -> Vec<usize> {
     let is_end =
         |segment: &&Segment| segment.control.is_some() && &rendered.text[segment.text.clone()] == MESSAGE_END;
     rendered.segments.iter().filter(is_end).map(|segment| segment.ids.end).collect()

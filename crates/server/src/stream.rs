@@ -7,7 +7,7 @@ use std::time::Duration;
 use engine::{CacheReport, Event, FinishReason, ReplyError, Sink, Stats, Ticket};
 use text::{Note, Piece};
 
-use crate::{Finish, Outcome, ReplyReader, Usage};
+use crate::{Outcome, ReplyReader};
 
 /// What became of a reply since the last look.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,25 +91,8 @@ impl Stream {
     }
 
     fn finish(&mut self, reason: FinishReason, stats: Stats) {
-        let ended_here = self.reader.ended();
-        let end = Finish::of(reason.clone(), ended_here, 0).end();
-        let pieces = self.reader.finish(end);
+        let (pieces, outcome) = Outcome::close(&mut self.reader, reason, stats);
         self.ready.extend(pieces.into_iter().map(Update::Piece));
-        let reply = self.reader.reply().clone();
-        let finish = Finish::of(reason, ended_here, reply.calls.len());
-        let outcome = Outcome {
-            usage: Usage {
-                prompt_tokens: stats.prompt_tokens,
-                cached_tokens: stats.cache.hit_tokens,
-                completion_tokens: self.reader.ids().len(),
-                reasoning_tokens: self.reader.reasoning_tokens(),
-            },
-            reply,
-            finish,
-            stop_reason: self.reader.stop_reason().cloned(),
-            ids: self.reader.ids().to_vec(),
-            stats,
-        };
         self.is_over = true;
         self.ready.push_back(Update::Finished(Box::new(outcome)));
     }

@@ -1,0 +1,186 @@
+//! The application as one function: routes, and what stands around all of them.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE,
+    VARY,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use serde::Serialize;
+
+use super::auth::Caller;
+use super::error::{ApiError, Code, Dialect, written};
+use super::flow::Hangup;
+use super::limits::Limits;
+use super::routes::{foreign, health, metrics, models, props, slots, tokens};
+use super::state::{App, VERSION};
+use super::{chat, completions, ids, openapi};
+
+/// What a request's handlers know of it beside its own words.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    pub(crate) request_id: String,
+    pub(crate) caller: Caller,
+    pub(crate) hangup: Hangup,
+}
+
+/// Paths that need no key: probes have none.
+const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
+
+/// Routes that other servers have.
+const FOREIGN_ROUTES: [&str; 7] = [
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/infill",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+];
+
+/// The whole application: what a listener serves and what tests call.
+pub fn app(state: App) -> Router {
+    let mut router = Router::new()
+        .route("/v1/chat/completions", post(chat::post))
+        .route("/v1/completions", post(completions::post))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::info))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(metrics::metrics))
+        .route("/slots", get(slots::slots))
+        .route("/props", get(props::props))
+        .route("/version", get(props::version))
+        .route("/openapi.json", get(openapi::document));
+    for path in FOREIGN_ROUTES {
+        router = router.route(path, any(foreign::not_implemented));
+    }
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), counted))
+        .layer(from_fn_with_state(state.clone(), admitted))
+        .layer(from_fn_with_state(state.clone(), framed))
+        .with_state(state)
+}
+
+/// JSON of an own type.
+pub(crate) fn json(value: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(value).expect("own types have a JSON form");
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let path = super::error::quoted(request.uri().path());
+    ApiError::new(Code::NotFound, format!("no route {path}; /openapi.json lists them"))
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let method = super::error::quoted(request.method().as_str());
+    ApiError::new(Code::MethodNotAllowed, format!("this route has no method {method}; see Allow"))
+}
+
+/// Outermost: an id and a version on every response, errors in the dialect of the path.
+async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let request_id =
+        ids::accepted(request.headers().get("x-request-id")).unwrap_or_else(|| ids::made("req_"));
+    let dialect = Dialect::of(request.uri().path());
+    let hangup = request.extensions().get::<Hangup>().cloned().unwrap_or_default();
+    let origin = app.settings().origins.allowed(request.headers());
+    let caller = Caller::default();
+    request.extensions_mut().insert(Context { request_id: request_id.clone(), caller, hangup });
+    let response = next.run(request).await;
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        app.metrics().rejected(error.code.name());
+    }
+    let mut response = written(response, dialect, &request_id);
+    let headers = response.headers_mut();
+    let id = HeaderValue::from_str(&request_id).expect("ids are plain letters");
+    headers.insert(HeaderName::from_static("x-request-id"), id);
+    headers.insert(HeaderName::from_static("clary-version"), HeaderValue::from_static(VERSION));
+    if let Some(origin) = origin {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(VARY, HeaderValue::from_static("Origin"));
+    }
+    response
+}
+
+/// Who may come in: header sizes, host, preflights, keys.
+async fn admitted(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let settings = app.settings();
+    if let Err(error) =
+        check_headers(&parts.headers, &settings.limits).and_then(|()| settings.hosts.check(&parts))
+    {
+        return error.into_response();
+    }
+    let is_preflight =
+        parts.method == Method::OPTIONS && parts.headers.contains_key("access-control-request-method");
+    if is_preflight && settings.origins.allowed(&parts.headers).is_some() {
+        return preflight();
+    }
+    if !OPEN_PATHS.contains(&parts.uri.path()) {
+        match settings.keys.caller(&parts.headers) {
+            Ok(caller) => {
+                if let Some(context) = parts.extensions.get_mut::<Context>() {
+                    context.caller = caller;
+                }
+            }
+            Err(error) => return error.into_response(),
+        }
+    }
+    next.run(Request::from_parts(parts, body)).await
+}
+
+fn check_headers(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
+    let lengths = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    let (longest, all) = lengths.fold((0, 0), |(longest, all), length| (length.max(longest), all + length));
+    if longest > limits.header_line || all > limits.headers {
+        let (line, all) = (limits.header_line, limits.headers);
+        let message = format!("headers are longer than {line} bytes a line or {all} bytes in all");
+        return Err(ApiError::new(Code::HeadersTooLarge, message));
+    }
+    Ok(())
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    let names = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta";
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(names));
+    response
+}
+
+/// Innermost: counts answers by route and status. A request whose client left before the answer counts as 499.
+async fn counted(State(app): State<App>, request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>();
+    let route = path.map_or("none", MatchedPath::as_str).to_owned();
+    let mut count = Count { app, route, status: 499 };
+    let response = next.run(request).await;
+    count.status = response.status().as_u16();
+    response
+}
+
+struct Count {
+    app: App,
+    route: String,
+    status: u16,
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        self.app.metrics().answered(&self.route, self.status);
+    }
+}

@@ -1,0 +1,68 @@
+//! Reads a request's body: declared as JSON, bounded in length and in time.
+
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use serde_json::{Map, Value};
+
+use super::error::{ApiError, Code};
+use super::json;
+use super::limits::Limits;
+
+/// Reads the body. It is not parsed yet.
+pub(crate) async fn read(headers: &HeaderMap, body: Body, limits: &Limits) -> Result<Vec<u8>, ApiError> {
+    check_type(headers)?;
+    let declared = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > limits.body as u64) {
+        return Err(too_large(limits));
+    }
+    collect(body, limits, limits.body_idle).await
+}
+
+/// The object in a body.
+pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    json::object(body)
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let refused = |message: &str| Err(ApiError::new(Code::UnsupportedMediaType, message));
+    let essence = |value: &HeaderValue| {
+        let text = value.to_str().ok()?;
+        Some(text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+    };
+    let is_json = headers.get(CONTENT_TYPE).and_then(essence).is_some_and(|kind| kind == "application/json");
+    if !is_json {
+        return refused("Content-Type must be application/json");
+    }
+    let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    if headers.get_all(CONTENT_ENCODING).iter().any(|value| !is_plain(value)) {
+        return refused("the body must be sent without Content-Encoding");
+    }
+    Ok(())
+}
+
+async fn collect(mut body: Body, limits: &Limits, idle: Duration) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    loop {
+        let frame = std::future::poll_fn(|context| std::pin::Pin::new(&mut body).poll_frame(context));
+        let frame = tokio::time::timeout(idle, frame).await.map_err(|_| {
+            let message = format!("no part of the body came for {} s", idle.as_secs());
+            ApiError::new(Code::Timeout, message)
+        })?;
+        let Some(frame) = frame else { return Ok(bytes) };
+        // Whoever broke off the body does not read the answer.
+        let frame = frame.map_err(|_| ApiError::new(Code::InvalidJson, "the body broke off"))?;
+        if let Ok(data) = frame.into_data() {
+            if bytes.len() + data.len() > limits.body {
+                return Err(too_large(limits));
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+}
+
+fn too_large(limits: &Limits) -> ApiError {
+    ApiError::new(Code::BodyTooLarge, format!("the body is longer than {} bytes", limits.body))
+}

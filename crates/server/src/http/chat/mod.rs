@@ -1,0 +1,107 @@
+//! `POST /v1/chat/completions`.
+
+mod choice;
+mod reply;
+mod request;
+mod stream;
+mod validate;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::app::{Context, json};
+use super::error::ApiError;
+use super::running::Running;
+use super::state::{App, now_seconds};
+use super::{body, flow, ids};
+
+pub use choice::ToolChoice;
+pub use reply::{
+    CacheView, ChatChoice, ChatReply, ChatUsage, Clary, CompletionDetails, DraftView, Logprobs, MissView,
+    NoteView, PromptDetails, ReplyCall, ReplyFunction, ReplyMessage, StopWord, Timings,
+};
+pub(crate) use reply::{Head, notes_view, stop_word, usage};
+pub use request::{ChatRequest, ReasoningFormat};
+pub use stream::{ChatChunk, ChunkChoice, Delta, DeltaCall, DeltaFunction};
+pub(crate) use validate::{Facts, Prepared, model_note, prepare, reader};
+
+/// The answer to a dry run.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct DryRun {
+    /// `clary.dry_run`.
+    pub object: &'static str,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of each picture.
+    pub image_tokens: Vec<usize>,
+    /// Tokens of the context.
+    pub n_ctx: usize,
+    /// Whether the prompt leaves room for a reply.
+    pub fits: bool,
+    /// Prompt tokens that the cache would give now; null where that is not known without running.
+    pub cached_tokens_if_now: Option<usize>,
+    /// Whether the reply begins with reasoning.
+    pub thinking: bool,
+    /// What was done on the client's behalf.
+    pub notes: Vec<NoteView>,
+    /// The prompt, where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// The prompt's ids, where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// Replies to a chat.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest,
+    responses((status = 200, body = ChatReply, description = "The reply; chunks of `ChatChunk` if streamed")))]
+pub(crate) async fn post(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = app.served()?;
+    let bytes = body::read(&headers, body, &app.settings().limits).await?;
+    let turn = context.caller.turn()?;
+    let (app_, served_, caller) = (app.clone(), served.clone(), context.caller.clone());
+    let (dry_run, prepared) = app
+        .prepare(move || {
+            let request = ChatRequest::read(body::object(&bytes)?, &served_)?;
+            let dry_run = request.dry_run;
+            Ok((dry_run, prepare(&app_, &served_, &caller, request)?))
+        })
+        .await?;
+    let Prepared { job, facts } = prepared;
+    if dry_run {
+        return Ok(json(&dry_run_of(&job.notes, &facts, served.context())));
+    }
+    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
+    let head = Head::new(&app, &running, ids::made("chatcmpl-"), now_seconds(), facts);
+    if head.facts.params.stream {
+        return flow::respond(&app, running, stream::ChatWriter::new(head), context.hangup).await;
+    }
+    running.whole().await?;
+    Ok(json(&head.reply(&running)))
+}
+
+fn dry_run_of(notes: &[text::Note], facts: &Facts, context: usize) -> DryRun {
+    let shows_prompt = facts.params.clary.0.prompt;
+    DryRun {
+        object: "clary.dry_run",
+        prompt_tokens: facts.prompt_ids.len(),
+        image_tokens: Vec::new(),
+        n_ctx: context,
+        fits: facts.prompt_ids.len() < context,
+        cached_tokens_if_now: None,
+        thinking: facts.thinking,
+        notes: notes_view(notes.iter()),
+        prompt: shows_prompt.then(|| facts.prompt_text.to_string()),
+        prompt_token_ids: shows_prompt.then(|| facts.prompt_ids.to_vec()),
+    }
+}

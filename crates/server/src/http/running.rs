@@ -1,0 +1,338 @@
+//! A request on the engine: its prompts and choices read as they come. Every dialect builds a [`Job`] and turns
+//! [`Update`]s into its own shapes; dropping a [`Running`] cancels it at any stage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Drafting, Event, FinishReason, Mask, Request, Sampling, Score, Stats, Ticket};
+use text::{Note, Piece};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::auth::Turn;
+use super::error::ApiError;
+use super::metrics::Stage;
+use super::scores::{Scope, ScoreLog};
+use super::state::{App, Served, draining};
+use super::track::Track;
+use crate::{Finish, Outcome, ReaderOptions, ReplyReader};
+
+/// One prompt of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    /// Its ids.
+    pub(crate) ids: Vec<u32>,
+    /// Lengths at which messages end.
+    pub(crate) marks: Vec<usize>,
+}
+
+/// A request ready for the engine.
+pub(crate) struct Job {
+    /// One for a chat, several for completions.
+    pub(crate) prompts: Vec<Prompt>,
+    /// Replies to each prompt.
+    pub(crate) choices: u32,
+    pub(crate) sampling: Sampling,
+    pub(crate) max_tokens: Option<usize>,
+    /// Alternatives of each generated token.
+    pub(crate) logprobs: Option<u32>,
+    /// Alternatives of each prompt token.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Which scores go with which pieces.
+    pub(crate) scope: Scope,
+    pub(crate) namespace: String,
+    pub(crate) cache: bool,
+    pub(crate) drafting: Drafting,
+    pub(crate) mask: Option<Box<dyn Mask>>,
+    /// How to read each reply.
+    pub(crate) reader: ReaderOptions,
+    /// What was done on the client's behalf.
+    pub(crate) notes: Vec<Note>,
+}
+
+/// Something happened to a choice. Choices count through all prompts: `prompt * choices + choice`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Update {
+    /// Some choice got the first slot.
+    Admitted,
+    /// A piece, with the scores of the tokens it is made of where they were asked for.
+    Piece(usize, Piece, Vec<Score>),
+    /// A choice is over.
+    Finished(usize, Arc<Ended>),
+}
+
+/// A choice that is over.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ended {
+    /// Reply, reason, numbers.
+    pub(crate) outcome: Outcome,
+    /// Scores of the content's tokens.
+    pub(crate) content: Vec<Score>,
+    /// Scores of the reasoning's tokens.
+    pub(crate) reasoning: Vec<Score>,
+}
+
+struct Choice {
+    reader: ReplyReader,
+    log: ScoreLog,
+    ended: Option<Arc<Ended>>,
+}
+
+/// A request on the engine.
+pub(crate) struct Running {
+    app: App,
+    served: Arc<Served>,
+    events: UnboundedReceiver<(usize, Event)>,
+    /// Of each prompt; `None` once its replies are complete.
+    tickets: Vec<Option<Ticket>>,
+    per_prompt: usize,
+    choices: Vec<Choice>,
+    /// Scores of each prompt's tokens but the first.
+    prompt_scores: Vec<Vec<Score>>,
+    stage: Stage,
+    admitted: bool,
+    notes: Vec<Note>,
+    _turn: Turn,
+}
+
+impl Running {
+    /// Sends a job to the engine.
+    pub(crate) fn submit(
+        app: &App,
+        served: &Arc<Served>,
+        mut job: Job,
+        request_id: &str,
+        turn: Turn,
+    ) -> Result<Self, ApiError> {
+        let (sender, events) = unbounded_channel();
+        let mut tickets = Vec::with_capacity(job.prompts.len());
+        let mut choices = Vec::with_capacity(job.prompts.len() * job.choices as usize);
+        for (index, prompt) in job.prompts.iter_mut().enumerate() {
+            for _ in 0..job.choices {
+                let tokenizer = &served.session.text().tokenizer;
+                let reader = ReplyReader::new(tokenizer, job.reader.clone())?;
+                choices.push(Choice { reader, log: ScoreLog::new(job.scope, tokenizer), ended: None });
+            }
+            let place = (index, prompt.ids.len());
+            let track = Track::new(app, served, request_id, place, job.choices, sender.clone());
+            let mut request =
+                Request::new(std::mem::take(&mut prompt.ids), job.max_tokens.unwrap_or(usize::MAX));
+            request.marks = std::mem::take(&mut prompt.marks);
+            request.choices = job.choices;
+            request.sampling = job.sampling.clone();
+            request.logprobs = job.logprobs;
+            request.prompt_logprobs = job.prompt_logprobs;
+            request.namespace = job.namespace.clone();
+            request.cache = job.cache;
+            request.drafting = job.drafting;
+            request.mask = job.mask.as_ref().map(|mask| mask.fork());
+            tickets.push(Some(served.session.engine().submit(request, Box::new(track))?));
+        }
+        Ok(Self {
+            app: app.clone(),
+            served: served.clone(),
+            events,
+            per_prompt: job.choices as usize,
+            prompt_scores: vec![Vec::new(); tickets.len()],
+            tickets,
+            choices,
+            stage: Stage::Queued,
+            admitted: false,
+            notes: job.notes,
+            _turn: turn,
+        })
+    }
+
+    /// The model that answers.
+    pub(crate) fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// What was done on the client's behalf before the reply began.
+    pub(crate) fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// Scores of each prompt's tokens but the first, as far as they are known.
+    pub(crate) fn prompt_scores(&self) -> &[Vec<Score>] {
+        &self.prompt_scores
+    }
+
+    /// Whether a choice is the first of its prompt.
+    pub(crate) fn begins_prompt(&self, choice: usize) -> bool {
+        choice.is_multiple_of(self.per_prompt)
+    }
+
+    /// Choices that are over.
+    pub(crate) fn ended(&self) -> impl Iterator<Item = &Arc<Ended>> {
+        self.choices.iter().filter_map(|choice| choice.ended.as_ref())
+    }
+
+    /// Whether all choices are over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.choices.iter().all(|choice| choice.ended.is_some())
+    }
+
+    /// Waits for news: at least one update, or the error that ends the whole request. Safe to drop while waiting.
+    pub(crate) async fn next(&mut self) -> Result<Vec<Update>, ApiError> {
+        let mut updates = Vec::new();
+        while updates.is_empty() && !self.is_over() {
+            match self.events.recv().await {
+                Some((prompt, event)) => self.take(prompt, event, &mut updates)?,
+                None => return Err(engine::ReplyError::Stopped { reason: String::new() }.into()),
+            }
+        }
+        Ok(updates)
+    }
+
+    /// Waits for all choices.
+    pub(crate) async fn whole(&mut self) -> Result<(), ApiError> {
+        let drain = self.app.drain().clone();
+        let cut = drain.reached(super::drain::Phase::Cut);
+        tokio::pin!(cut);
+        while !self.is_over() {
+            tokio::select! {
+                updates = self.next() => drop(updates?),
+                () = &mut cut => return Err(draining()),
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, prompt: usize, event: Event, updates: &mut Vec<Update>) -> Result<(), ApiError> {
+        let at = |choice: u32| prompt * self.per_prompt + choice as usize;
+        match event {
+            Event::Admitted { .. } => {
+                self.stage = if self.stage == Stage::Queued { Stage::Prefill } else { self.stage };
+                if !std::mem::replace(&mut self.admitted, true) {
+                    updates.push(Update::Admitted);
+                }
+            }
+            Event::PromptScores { scores, .. } => self.prompt_scores[prompt].extend(scores),
+            Event::Prefilled { .. } => self.stage = Stage::Decode,
+            Event::Tokens { choice, tokens, scores } => {
+                let index = at(choice);
+                self.choices[index].read(index, &tokens, scores, updates);
+                let all = prompt * self.per_prompt..(prompt + 1) * self.per_prompt;
+                if self.choices[all].iter().all(|choice| choice.reader.ended()) {
+                    self.tickets[prompt] = None;
+                }
+            }
+            Event::Finished { choice, reason, stats } => {
+                let index = at(choice);
+                if let FinishReason::Failed(error) = reason {
+                    return Err(self.failed(error));
+                }
+                let ended = self.choices[index].end(index, reason, *stats, updates);
+                self.count(&ended);
+                updates.push(Update::Finished(index, ended));
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: engine::ReplyError) -> ApiError {
+        let is_draining = self.app.drain().phase() > super::drain::Phase::Open;
+        match error {
+            engine::ReplyError::Stopped { .. } if is_draining => draining(),
+            error => error.into(),
+        }
+    }
+
+    fn count(&self, ended: &Ended) {
+        let (metrics, outcome) = (self.app.metrics(), &ended.outcome);
+        let reasoning = outcome.usage.reasoning_tokens as u64;
+        let rest = outcome.usage.completion_tokens as u64 - reasoning;
+        // Tokens of a call cannot be told from those of the text around it; a reply with calls is mostly calls.
+        let kind = if outcome.reply.calls.is_empty() { "content" } else { "tool" };
+        metrics.generated("reasoning", reasoning);
+        metrics.generated(kind, rest);
+        metrics.tool_calls("ok", outcome.reply.calls.len() as u64);
+        metrics.tool_calls("cut", u64::from(outcome.reply.incomplete_call.is_some()));
+        let unparsed = |note: &&Note| note.code == "tool_call_unparsed";
+        metrics.tool_calls("unparsed", outcome.reply.notes.iter().filter(unparsed).count() as u64);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_over() {
+            self.app.metrics().cancelled(self.stage);
+        }
+    }
+}
+
+impl Choice {
+    fn read(&mut self, index: usize, tokens: &[u32], scores: Vec<Score>, updates: &mut Vec<Update>) {
+        let mut scores = scores.into_iter();
+        for &token in tokens {
+            if self.reader.ended() {
+                break;
+            }
+            let before = self.reader.in_reasoning();
+            let pieces = self.reader.push(&[token]);
+            let is_end = self.reader.ended() && pieces.is_empty() && self.reader.stop_reason().is_none();
+            self.log.push(scores.next(), is_end);
+            self.give(index, pieces, updates);
+            if before && !self.reader.in_reasoning() {
+                self.log.boundary();
+            }
+        }
+    }
+
+    fn end(
+        &mut self,
+        index: usize,
+        reason: FinishReason,
+        stats: Stats,
+        updates: &mut Vec<Update>,
+    ) -> Arc<Ended> {
+        let (pieces, outcome) = Outcome::close(&mut self.reader, reason, stats);
+        self.give(index, pieces, updates);
+        let rest = self.log.rest();
+        if !rest.is_empty() {
+            updates.push(Update::Piece(index, Piece::Content(String::new()), rest));
+        }
+        let (content, reasoning) = self.log.take();
+        let ended = Arc::new(Ended { outcome, content, reasoning });
+        self.ended = Some(ended.clone());
+        ended
+    }
+
+    /// Adds pieces, joined to the one before where the kind is the same.
+    fn give(&mut self, index: usize, pieces: Vec<Piece>, updates: &mut Vec<Update>) {
+        for piece in pieces {
+            let scores = self.log.release(&piece);
+            if let Some(Update::Piece(at, last, before)) = updates.last_mut()
+                && *at == index
+                && joined(last, &piece)
+            {
+                before.extend(scores);
+                continue;
+            }
+            updates.push(Update::Piece(index, piece, scores));
+        }
+    }
+}
+
+fn joined(last: &mut Piece, next: &Piece) -> bool {
+    match (last, next) {
+        (Piece::Content(text), Piece::Content(more)) | (Piece::Reasoning(text), Piece::Reasoning(more)) => {
+            text.push_str(more);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Milliseconds, with three digits behind the point.
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The finish that a client sees. A reply that someone else cancelled ends like one cut by length.
+pub(crate) fn finish_name(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::Cancelled | Finish::Failed(_) => Finish::Length.name(),
+        finish => finish.name(),
+    }
+}

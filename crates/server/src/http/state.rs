@@ -1,0 +1,201 @@
+//! What all requests share.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::Semaphore;
+
+use super::board::Board;
+use super::constraint::Grammar;
+use super::drain::{Drain, Phase};
+use super::error::{ApiError, Code};
+use super::metrics::{Metrics, Reading};
+use super::settings::{SamplingDefaults, Settings};
+use crate::Session;
+
+/// Version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Facts of a loaded model that the server shows and does not use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// Seconds since 1970 of the model's files.
+    pub created: u64,
+    /// Positions the model was trained for.
+    pub n_ctx_train: usize,
+    /// Parameters.
+    pub n_params: u64,
+    /// Bytes of the weights.
+    pub size: u64,
+    /// `cpu`, `cuda` or `xpu`.
+    pub backend: String,
+    /// Name of the device.
+    pub device: String,
+    /// Commit the program was built from.
+    pub build: String,
+    /// Ids of the exactness contracts that hold.
+    pub contracts: Vec<&'static str>,
+    /// `tokenizer_class` of the model's folder.
+    pub tokenizer_class: String,
+    /// `eos_token` of the same.
+    pub eos_token: Option<String>,
+    /// `pad_token` of the same.
+    pub pad_token: Option<String>,
+}
+
+/// A model that can answer.
+pub struct Served {
+    /// Its text side and engine.
+    pub session: Session,
+    /// Facts about it.
+    pub info: ModelInfo,
+    /// Compiles constraints, if this build can.
+    pub grammar: Option<Arc<dyn Grammar>>,
+    pub(crate) sampling: SamplingDefaults,
+    pub(crate) board: Board,
+}
+
+impl Served {
+    /// Tokens that one request can use.
+    pub(crate) fn context(&self) -> usize {
+        self.session.engine().limits().context
+    }
+
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.session.engine().limits().vocabulary
+    }
+}
+
+/// A server's state. Cheap to clone.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    id: String,
+    settings: Settings,
+    served: OnceLock<Arc<Served>>,
+    /// Progress of loading in thousandths.
+    progress: AtomicU32,
+    drain: Drain,
+    metrics: Metrics,
+    preparing: Semaphore,
+}
+
+impl App {
+    /// A server whose model, to be known as `id`, is still to come.
+    pub fn new(settings: Settings, id: impl Into<String>) -> Self {
+        let id = id.into();
+        Self(Arc::new(Inner {
+            metrics: Metrics::new(&id),
+            preparing: Semaphore::new(settings.limits.preparing),
+            id,
+            settings,
+            served: OnceLock::new(),
+            progress: AtomicU32::new(0),
+            drain: Drain::default(),
+        }))
+    }
+
+    /// Says how much of the model is loaded, 0 to 1.
+    pub fn loading(&self, share: f32) {
+        self.0.progress.store((share.clamp(0.0, 1.0) * 1000.0) as u32, Ordering::Relaxed);
+    }
+
+    /// Begins to serve. A second model is not taken.
+    pub fn serve_model(&self, session: Session, info: ModelInfo, grammar: Option<Arc<dyn Grammar>>) {
+        self.0.metrics.built(VERSION, &info.backend, &info.device);
+        let sampling = self.0.settings.sampling.over(&session.text().defaults);
+        let board = Board::new(session.engine().limits().slots);
+        let served = Served { session, info, grammar, sampling, board };
+        self.0.served.get_or_init(|| Arc::new(served));
+    }
+
+    /// The served model's id.
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// The end of the server.
+    pub fn drain(&self) -> &Drain {
+        &self.0.drain
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Progress of loading, 0 to 1.
+    pub(crate) fn progress(&self) -> f32 {
+        self.0.progress.load(Ordering::Relaxed) as f32 / 1000.0
+    }
+
+    /// The model, if it is there.
+    pub(crate) fn model(&self) -> Option<&Arc<Served>> {
+        self.0.served.get()
+    }
+
+    /// The model, for a route that only looks.
+    pub(crate) fn loaded(&self) -> Result<Arc<Served>, ApiError> {
+        self.model().cloned().ok_or_else(|| {
+            let message = format!("the model is being loaded ({:.0} %)", self.progress() * 100.0);
+            ApiError { retry_after: Some(5), ..ApiError::new(Code::Loading, message) }
+        })
+    }
+
+    /// The model, for a new reply.
+    pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
+        match self.0.drain.phase() {
+            Phase::Open => self.loaded(),
+            Phase::Draining | Phase::Cut => Err(draining()),
+        }
+    }
+
+    /// `clary-VERSION-BACKEND-BUILD`.
+    pub(crate) fn fingerprint(&self, served: &Served) -> String {
+        format!("clary-{VERSION}-{}-{}", served.info.backend, served.info.build)
+    }
+
+    /// Runs work that takes the processor for a while beside the async threads, a bounded number at a time.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _permit = self.0.preparing.acquire().await.expect("the semaphore is never closed");
+        let fault = |_| ApiError::new(Code::Internal, "a fault while the request was prepared");
+        tokio::task::spawn_blocking(work).await.map_err(fault)?
+    }
+
+    /// What the engine is doing.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        let engine = self.model()?.session.engine();
+        let status = engine.status();
+        let queued = status.queued;
+        Some(Reading {
+            status,
+            queued,
+            step_age_seconds: engine.step_age().unwrap_or_default().as_secs_f64(),
+        })
+    }
+
+    /// Time without a step while there is work, if it is too long.
+    pub(crate) fn stalled(&self) -> Option<Duration> {
+        let age = self.model()?.session.engine().step_age()?;
+        (age > self.0.settings.stall_after).then_some(age)
+    }
+}
+
+pub(crate) fn draining() -> ApiError {
+    let message = "the server is about to end and takes no new requests";
+    ApiError { retry_after: Some(10), ..ApiError::new(Code::Draining, message) }
+}
+
+/// Seconds since 1970, UTC.
+pub(crate) fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
