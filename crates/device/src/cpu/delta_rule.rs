@@ -5,7 +5,8 @@
 //! crosses a vector. Strips, heads and windows are independent.
 
 use super::{
-    isa::by_isa,
+    delta_strip::{LANES, decay_and_recall, update, update_and_read},
+    isa::{Isa, by_isa},
     math::{exp, sigmoid, softplus},
     pool::Disjoint,
     state::{Lanes, STRIP, States},
@@ -16,8 +17,6 @@ use crate::{DeltaShape, Step, Window};
 
 /// Epsilon of the L2 norm of keys and queries (`docs/model.md` section 4, step 4).
 const L2_EPS: f32 = 1e-6;
-/// Lanes of a sum over the key index.
-const LANES: usize = 16;
 
 /// `out = x / sqrt(sum_16(x*x) + eps) * scale` per head.
 #[inline(always)]
@@ -44,108 +43,17 @@ fn gates_body(a: &[f32], b: &[f32], decay: &[f32], dt_bias: &[f32], out: &mut [f
 }
 by_isa! { fn gates(a: &[f32], b: &[f32], decay: &[f32], dt_bias: &[f32], out: &mut [f32]) = gates_body }
 
-/// `lanes[i] += lanes[i + h]` for h = 8 ... 1, whole vectors at a time.
-#[inline(always)]
-fn tree(mut lanes: [Lanes; LANES]) -> Lanes {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            for c in 0..STRIP {
-                lanes[i][c] += lanes[i + half][c];
-            }
-        }
-        half /= 2;
-    }
-    lanes[0]
-}
-
-/// Adds the +0 products of key indices that do not exist to the lanes from `lane` on.
-#[inline(always)]
-fn pad(lanes: &mut [Lanes; LANES], lane: usize) {
-    for values in &mut lanes[lane..] {
-        for value in values {
-            *value += 0.0;
-        }
-    }
-}
-
-/// `S *= g` and `sum_16 of fma(S, k)` per column.
-#[inline(always)]
-fn decay_and_recall(strip: &mut [Lanes], k: &[f32], g: f32) -> Lanes {
-    let mut lanes = [[0f32; STRIP]; LANES];
-    let (whole, rest) = strip.as_chunks_mut::<LANES>();
-    let (k_whole, k_rest) = k.as_chunks::<LANES>();
-    for (s, k) in whole.iter_mut().zip(k_whole) {
-        for l in 0..LANES {
-            for c in 0..STRIP {
-                s[l][c] *= g;
-                lanes[l][c] = s[l][c].mul_add(k[l], lanes[l][c]);
-            }
-        }
-    }
-    for (l, (s, k)) in rest.iter_mut().zip(k_rest).enumerate() {
-        for c in 0..STRIP {
-            s[c] *= g;
-            lanes[l][c] = s[c].mul_add(*k, lanes[l][c]);
-        }
-    }
-    if !rest.is_empty() {
-        pad(&mut lanes, rest.len());
-    }
-    tree(lanes)
-}
-
-/// `S = fma(k, d, S)` and `sum_16 of fma(S, q)` per column.
-#[inline(always)]
-fn update_and_read(strip: &mut [Lanes], k: &[f32], q: &[f32], d: &Lanes) -> Lanes {
-    let mut lanes = [[0f32; STRIP]; LANES];
-    let (whole, rest) = strip.as_chunks_mut::<LANES>();
-    let (k_whole, k_rest) = k.as_chunks::<LANES>();
-    let (q_whole, q_rest) = q.as_chunks::<LANES>();
-    for ((s, k), q) in whole.iter_mut().zip(k_whole).zip(q_whole) {
-        for l in 0..LANES {
-            for c in 0..STRIP {
-                s[l][c] = k[l].mul_add(d[c], s[l][c]);
-                lanes[l][c] = s[l][c].mul_add(q[l], lanes[l][c]);
-            }
-        }
-    }
-    for (l, ((s, k), q)) in rest.iter_mut().zip(k_rest).zip(q_rest).enumerate() {
-        for c in 0..STRIP {
-            s[c] = k.mul_add(d[c], s[c]);
-            lanes[l][c] = s[c].mul_add(*q, lanes[l][c]);
-        }
-    }
-    if !rest.is_empty() {
-        pad(&mut lanes, rest.len());
-    }
-    tree(lanes)
-}
-
 /// One token on one strip; `v` may be shorter than the strip (its columns beyond are zeros).
-#[inline(always)]
-fn token_body(strip: &mut [Lanes], token: &Token<'_>, out: &mut Lanes) {
-    let r = decay_and_recall(strip, token.k, token.g);
-    let mut d = [0f32; STRIP];
-    d[..token.v.len()].copy_from_slice(token.v);
-    for c in 0..STRIP {
-        d[c] = (d[c] - r[c]) * token.beta;
-    }
-    *out = update_and_read(strip, token.k, token.q, &d);
+fn token(isa: Isa, strip: &mut [Lanes], token: &Token<'_>) -> Lanes {
+    let d = token.difference(decay_and_recall(isa, strip, token.k, token.g));
+    update_and_read(isa, strip, token.k, token.q, &d)
 }
-by_isa! { fn token(strip: &mut [Lanes], token: &Token<'_>, out: &mut Lanes) = token_body }
 
 /// The same without reading: what is left of a token that is replayed.
-#[inline(always)]
-fn replay_body(strip: &mut [Lanes], token: &Token<'_>) {
-    let r = decay_and_recall(strip, token.k, token.g);
-    for (s, k) in strip.iter_mut().zip(token.k) {
-        for c in 0..token.v.len() {
-            s[c] = k.mul_add((token.v[c] - r[c]) * token.beta, s[c]);
-        }
-    }
+fn replay(isa: Isa, strip: &mut [Lanes], token: &Token<'_>) {
+    let d = token.difference(decay_and_recall(isa, strip, token.k, token.g));
+    update(isa, strip, token.k, &d);
 }
-by_isa! { fn replay(strip: &mut [Lanes], token: &Token<'_>) = replay_body }
 
 /// What one token brings to one strip.
 struct Token<'a> {
@@ -159,10 +67,23 @@ struct Token<'a> {
     beta: f32,
 }
 
+impl Token<'_> {
+    /// `d = (v - r) * beta`.
+    fn difference(&self, recalled: Lanes) -> Lanes {
+        let mut d = [0f32; STRIP];
+        d[..self.v.len()].copy_from_slice(self.v);
+        for (d, r) in d.iter_mut().zip(recalled) {
+            *d = (*d - r) * self.beta;
+        }
+        d
+    }
+}
+
 /// Prepared rows of a step.
 #[derive(Default)]
 pub(crate) struct Front {
-    /// Queries, then keys, normalized: `[rows, 2, Hk Dk]`.
+    rows: usize,
+    /// Queries and keys, normalized: `[Hk, rows, 2, Dk]`, so that a head reads on and on.
     qk: Vec<f32>,
     /// Decays, then betas: `[rows, 2, Hv]`.
     gates: Vec<f32>,
@@ -187,21 +108,29 @@ impl Front {
         let (keys, heads, channels) = (shape.key_heads * shape.key_dim, shape.value_heads, shape.channels());
         // The f32 nearest to 1/sqrt(Dk).
         let scale = (1.0 / (shape.key_dim as f64).sqrt()) as f32;
+        self.rows = rows;
         self.qk.resize(rows * 2 * keys, 0.0);
         self.gates.resize(rows * 2 * heads, 0.0);
-        let isa = workers.isa;
-        workers.rows2(&mut self.qk, 2 * keys, &mut self.gates, 2 * heads, &|first, qk, gate_rows| {
-            let rows = qk.chunks_exact_mut(2 * keys).zip(gate_rows.chunks_exact_mut(2 * heads));
-            for (at, (qk, out)) in rows.enumerate() {
-                let row = first + at;
-                let mixed = &inputs.mixed[row * channels..][..2 * keys];
-                let (q, k) = qk.split_at_mut(keys);
-                l2_heads(isa, &mixed[..keys], shape.key_dim, scale, q);
-                l2_heads(isa, &mixed[keys..], shape.key_dim, 1.0, k);
+        let (isa, dim) = (workers.isa, shape.key_dim);
+        workers.rows(&mut self.gates, 2 * heads, &|first, out| {
+            for (row, out) in (first..).zip(out.chunks_exact_mut(2 * heads)) {
                 let of_row = row * heads..(row + 1) * heads;
                 gates(isa, &inputs.a[of_row.clone()], &inputs.b[of_row], inputs.decay, inputs.dt_bias, out);
             }
         });
+        workers.rows(&mut self.qk, 2 * dim, &|first, out| {
+            for (at, out) in (first..).zip(out.chunks_exact_mut(2 * dim)) {
+                let (head, row) = (at / rows, at % rows);
+                let q = &inputs.mixed[row * channels + head * dim..];
+                l2_heads(isa, &q[..dim], dim, scale, &mut out[..dim]);
+                l2_heads(isa, &q[keys..keys + dim], dim, 1.0, &mut out[dim..]);
+            }
+        });
+    }
+
+    /// Query and key of a key head in a row.
+    fn query_and_key(&self, head: usize, row: usize, key_dim: usize) -> (&[f32], &[f32]) {
+        self.qk[(head * self.rows + row) * 2 * key_dim..][..2 * key_dim].split_at(key_dim)
     }
 }
 
@@ -217,18 +146,11 @@ impl Rows<'_> {
     fn token(&self, row: usize, head: usize, strip: usize) -> Token<'_> {
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
         let keys = key_heads * key_dim;
-        let at = head / (value_heads / key_heads) * key_dim;
-        let qk = &self.front.qk[row * 2 * keys..][..2 * keys];
+        let (q, k) = self.front.query_and_key(head / (value_heads / key_heads), row, key_dim);
         let columns = strip * STRIP..value_dim.min((strip + 1) * STRIP);
         let v = &self.mixed[row * self.shape.channels() + 2 * keys + head * value_dim..][columns];
         let gates = &self.front.gates[row * 2 * value_heads..];
-        Token {
-            q: &qk[at..][..key_dim],
-            k: &qk[keys + at..][..key_dim],
-            v,
-            g: gates[head],
-            beta: gates[value_heads + head],
-        }
+        Token { q, k, v, g: gates[head], beta: gates[value_heads + head] }
     }
 }
 
@@ -291,8 +213,7 @@ pub(crate) fn delta_rule(
             let state = unsafe { recurrent.range(at..at + key_dim) };
             run_strip(window, state, &mut copies, |row, state| {
                 let one = rows.token(window.first + row, head, strip);
-                let mut o = [0f32; STRIP];
-                token(workers.isa, state, &one, &mut o);
+                let o = token(workers.isa, state, &one);
                 let at = (window.first + row) * value_heads * value_dim + head * value_dim + strip * STRIP;
                 // SAFETY: each unit has columns of its own in the rows of its window.
                 unsafe { out.range(at..at + one.v.len()) }.copy_from_slice(&o[..one.v.len()]);
@@ -318,7 +239,9 @@ fn keep_inputs(states: &mut States, window: &Window, rows: &Rows<'_>) {
     kept.v.clear();
     kept.gates.clear();
     for row in window.first..window.first + window.rows {
-        kept.k.extend_from_slice(&rows.front.qk[row * 2 * keys + keys..][..keys]);
+        for head in 0..shape.key_heads {
+            kept.k.extend_from_slice(rows.front.query_and_key(head, row, shape.key_dim).1);
+        }
         kept.v.extend_from_slice(&rows.mixed[row * channels + 2 * keys..][..values]);
         kept.gates
             .extend_from_slice(&rows.front.gates[row * 2 * shape.value_heads..][..2 * shape.value_heads]);

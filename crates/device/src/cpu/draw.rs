@@ -96,7 +96,7 @@ pub(crate) fn draw(
     }
     adjusted(logits, draw, &mut scratch.z)?;
     let token = match draw.temperature {
-        0.0 => best(isa, &scratch.z, 0.0, &mut scratch.maxima),
+        0.0 => best(isa, &scratch.z, &mut scratch.maxima),
         temperature => {
             divide(isa, &mut scratch.z, temperature);
             sample(isa, draw, scratch)
@@ -157,11 +157,11 @@ fn adjusted(logits: &[f32], draw: &Draw, z: &mut Vec<f32>) -> Result<(), DeviceE
     Err(DeviceError::Failed { stage: "draw", message })
 }
 
-/// The lowest id of the largest value plus nothing; `None` if all are -inf.
-fn best(isa: super::Isa, z: &[f32], from: f32, maxima: &mut Vec<f32>) -> Option<u32> {
+/// The lowest id of the largest value; `None` if all are -inf.
+fn best(isa: super::Isa, z: &[f32], maxima: &mut Vec<f32>) -> Option<u32> {
     maxima.resize(z.len().div_ceil(CHUNK), 0.0);
     chunk_maxima(isa, z, maxima);
-    let max = maxima.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m }) + from;
+    let max = maxima.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
     if max == f32::NEG_INFINITY {
         return None;
     }
@@ -230,10 +230,8 @@ fn sample(isa: super::Isa, draw: &Draw, scratch: &mut Scratch) -> Option<u32> {
     let (top_k, top_p) = (draw.top_k as usize, draw.top_p < 1.0);
     let all = top_k == 0 || top_k >= z.len();
     if all && !top_p && !(draw.min_p > 0.0) {
-        let mut perturbed = std::mem::take(z);
-        perturb_in_place(isa, &mut perturbed, &noise);
-        *z = perturbed;
-        return best(isa, z, 0.0, maxima);
+        perturb_in_place(isa, z, &noise);
+        return best(isa, z, maxima);
     }
     maxima.resize(z.len().div_ceil(CHUNK), 0.0);
     chunk_maxima(isa, z, maxima);

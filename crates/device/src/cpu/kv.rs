@@ -8,7 +8,10 @@
 //! * V: `[digit][16-dim block][key pair][16 dims][2 keys]`;
 //! * scales: `[64-dim group][64 keys]` of K, then `[64 keys]` of V.
 
-use super::panels::{LANES, PANEL_STEP};
+use super::{
+    isa::{Isa, by_isa},
+    panels::{LANES, PANEL_STEP},
+};
 use crate::{DeviceError, KvShape, PAGE_TOKENS, Step};
 use quant::{ATTENTION_GROUP, MAGNITUDE_MAX, MAGNITUDE_MIN};
 
@@ -90,6 +93,7 @@ struct Quantizer {
 
 impl Quantizer {
     /// `scale = m / L`, `code = rint(x * (L / m))`; below 2^-40 zeros, a fault from 2^40 on.
+    #[inline(always)]
     fn of(values: &[f32], limit: f32) -> Self {
         let magnitude = values.iter().fold(0u32, |m, x| m.max(x.to_bits() & 0x7fff_ffff));
         if magnitude < MAGNITUDE_MIN.to_bits() {
@@ -102,13 +106,27 @@ impl Quantizer {
         Self { scale: m / limit, to_code: limit / m }
     }
 
+    #[inline(always)]
     fn code(&self, x: f32) -> i32 {
         if self.to_code == 0.0 {
             return 0; // x may be infinite or NaN here
         }
-        (x * self.to_code).round_ties_even() as i32
+        // |x * to_code| is about 2^15 at most, so adding this leaves its nearest integer in the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        (x * self.to_code + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
     }
 }
+
+/// Codes of one group; returns its scale.
+#[inline(always)]
+fn quantize_body(values: &[f32], limit: f32, codes: &mut [i32]) -> f32 {
+    let quantizer = Quantizer::of(values, limit);
+    for (code, &x) in codes.iter_mut().zip(values) {
+        *code = quantizer.code(x);
+    }
+    quantizer.scale
+}
+by_isa! { fn quantize(values: &[f32], limit: f32, codes: &mut [i32]) -> f32 = quantize_body }
 
 /// The digit planes of a code, most significant first.
 fn digits(code: i32, count: usize) -> [i8; 2] {
@@ -125,6 +143,8 @@ pub(crate) struct KvPages {
     pub(crate) layout: BlockLayout,
     codes: Vec<i8>,
     scales: Vec<f32>,
+    /// Codes of one head, before they are spread; scratch.
+    numbers: Vec<i32>,
 }
 
 impl KvPages {
@@ -141,6 +161,7 @@ impl KvPages {
             layout,
             codes: super::zeros("kv_pool", blocks.saturating_mul(layout.codes()))?,
             scales: super::zeros("kv_pool", blocks.saturating_mul(layout.scales()))?,
+            numbers: Vec::new(),
         })
     }
 
@@ -168,26 +189,27 @@ impl KvPages {
     }
 
     /// Quantizes one head of one token into the place `place` of a sequence.
-    fn store(&mut self, pages: &[u32], place: usize, head: usize, k: &[f32], v: &[f32]) {
+    fn store(&mut self, isa: Isa, pages: &[u32], place: usize, head: usize, k: &[f32], v: &[f32]) {
         let limit = self.shape.form.limit();
         let (layout, key) = (self.layout, place % PAGE_TOKENS);
         let at = pages[place / PAGE_TOKENS] as usize * self.shape.kv_heads + head;
         let codes = &mut self.codes[at * layout.codes()..][..layout.codes()];
         let scales = &mut self.scales[at * layout.scales()..][..layout.scales()];
+        let numbers = &mut self.numbers;
+        numbers.resize(layout.head_dim, 0);
         for (group, values) in k.chunks(ATTENTION_GROUP).enumerate() {
-            let quantizer = Quantizer::of(values, limit);
-            scales[group * PAGE_TOKENS + key] = quantizer.scale;
-            for (i, &x) in values.iter().enumerate() {
-                let two = digits(quantizer.code(x), layout.digits);
-                for digit in 0..layout.digits {
-                    codes[layout.k_at(digit, key, group * ATTENTION_GROUP + i)] = two[digit];
-                }
+            let numbers = &mut numbers[group * ATTENTION_GROUP..][..values.len()];
+            scales[group * PAGE_TOKENS + key] = quantize(isa, values, limit, numbers);
+        }
+        for (dim, &number) in numbers.iter().enumerate() {
+            let two = digits(number, layout.digits);
+            for digit in 0..layout.digits {
+                codes[layout.k_at(digit, key, dim)] = two[digit];
             }
         }
-        let quantizer = Quantizer::of(v, limit);
-        scales[layout.groups() * PAGE_TOKENS + key] = quantizer.scale;
-        for (dim, &x) in v.iter().enumerate() {
-            let two = digits(quantizer.code(x), layout.digits);
+        scales[layout.groups() * PAGE_TOKENS + key] = quantize(isa, v, limit, numbers);
+        for (dim, &number) in numbers.iter().enumerate() {
+            let two = digits(number, layout.digits);
             for digit in 0..layout.digits {
                 codes[layout.v_at(digit, key, dim)] = two[digit];
             }
@@ -195,13 +217,20 @@ impl KvPages {
     }
 
     /// [`crate::Device::kv_append`]: `k` and `v` `[rows, kv_heads, head_dim]` of the step's rows.
-    pub(crate) fn append(&mut self, step: &Step, k: &[f32], v: &[f32]) {
+    pub(crate) fn append(&mut self, isa: Isa, step: &Step, k: &[f32], v: &[f32]) {
         let (heads, dim) = (self.shape.kv_heads, self.shape.head_dim);
         for window in step.windows() {
             for row in 0..window.rows {
                 for head in 0..heads {
                     let at = ((window.first + row) * heads + head) * dim;
-                    self.store(&window.pages, window.start + row, head, &k[at..][..dim], &v[at..][..dim]);
+                    self.store(
+                        isa,
+                        &window.pages,
+                        window.start + row,
+                        head,
+                        &k[at..][..dim],
+                        &v[at..][..dim],
+                    );
                 }
             }
         }
@@ -356,7 +385,7 @@ mod tests {
             let mut pool = KvPages::new(KvShape { pages: 3, kv_heads: 2, head_dim, form }).expect("valid");
             let values: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
             let other: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.3).cos()).collect();
-            pool.store(&[2, 0], 70, 1, &values, &other);
+            pool.store(Isa::detect(), &[2, 0], 70, 1, &values, &other);
             let bytes = pool.export(0);
             assert!(pool.import(1, &bytes[1..]).is_err());
             pool.import(1, &bytes).expect("whole page");
@@ -364,7 +393,7 @@ mod tests {
             // The same token at place 3 through a move and by storing it there.
             pool.move_token(&[2, 0], 70, 3);
             let mut direct = KvPages::new(pool.shape).expect("valid");
-            direct.store(&[2], 3, 1, &values, &other);
+            direct.store(Isa::detect(), &[2], 3, 1, &values, &other);
             assert_eq!(pool.export(2), direct.export(2));
         }
     }

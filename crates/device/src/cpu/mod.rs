@@ -8,6 +8,7 @@ mod attention;
 mod attention_block;
 mod conv;
 mod delta_rule;
+mod delta_strip;
 mod device;
 mod draw;
 pub(crate) mod experts;
