@@ -1,6 +1,6 @@
 //! The promises of `docs/api.md` section 1, each as a function over a model, end to end through public interfaces.
 //!
-//! A [`Subject`] opens a model; [`check`] runs every contract over it and gives a [`Report`]. The same functions run
+//! A [`Subject`] opens a model; [`check`] and [`check_replies`] run every contract over it and give a [`Report`]. The same functions run
 //! in the tests of this crate (over the fixtures and the demo model, on every device) and for users on their own
 //! machine and checkpoint. Contracts never panic: a difference is a row of the report.
 //!
@@ -17,4 +17,4 @@ mod subject;
 
 pub use lane::{Lane, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
 pub use report::{Contract, Outcome, Report, Tally};
-pub use subject::{Error, Folder, Sizes, Subject, check};
+pub use subject::{Error, Folder, Sizes, Subject, check, check_replies};

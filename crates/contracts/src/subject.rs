@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use checkpoint::Checkpoint;
-use device::cpu::Isa;
+use device::cpu::{CpuSettings, Isa};
 use device::{Device, DeviceError, KvForm};
+use engine::{Engine, Refusal, StartError};
 use model::qwen3_5::{OpenError, Settings, open};
 use model::{Model, ModelError, PAGE_TOKENS};
 
@@ -21,6 +22,12 @@ pub enum Error {
         /// Why.
         source: OpenError,
     },
+    /// The engine does not start over the subject.
+    #[error(transparent)]
+    Engine(#[from] StartError),
+    /// The engine does not take a request.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// A call to the model failed where it must not.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -87,21 +94,20 @@ pub struct Folder {
     pub device: String,
     /// Form of the K/V codes.
     pub kv: KvForm,
-    /// Threads; `None` leaves it to the device.
-    pub threads: Option<usize>,
-    /// Instruction set; `None` takes the best one.
-    pub isa: Option<Isa>,
+    /// Threads and instruction set.
+    pub cpu: CpuSettings,
 }
 
 impl Folder {
-    /// A folder on a device, int16 K/V, everything else as the device likes.
+    /// A folder on a device: int16 K/V, two threads, the best instruction set.
     pub fn new(path: impl Into<PathBuf>, device: &str) -> Self {
-        Self { path: path.into(), device: device.to_owned(), kv: KvForm::Int16, threads: None, isa: None }
+        let cpu = CpuSettings { threads: 2, isa: Isa::detect() };
+        Self { path: path.into(), device: device.to_owned(), kv: KvForm::Int16, cpu }
     }
 
     /// A fresh device.
     pub fn open_device(&self) -> Result<Box<dyn Device>, DeviceError> {
-        Ok(Box::new(device::reference::Reference::new(self.threads.unwrap_or(2))))
+        device::open(&self.device, self.cpu)
     }
 }
 
@@ -112,14 +118,8 @@ impl Subject for Folder {
             KvForm::Int8 => "int8",
             KvForm::Int16 => "int16",
         };
-        let mut name = format!("{folder} on {}, --kv {kv}", self.device);
-        if let Some(isa) = self.isa {
-            name += &format!(", {}", isa.name());
-        }
-        if let Some(threads) = self.threads {
-            name += &format!(", {threads} threads");
-        }
-        name
+        let CpuSettings { threads, isa } = self.cpu;
+        format!("{folder} on {} ({}, {threads} threads), --kv {kv}", self.device, isa.name())
     }
 
     fn open(&self, sizes: Sizes) -> Result<Box<dyn Model>, Error> {
@@ -134,13 +134,10 @@ impl Subject for Folder {
     }
 }
 
-/// Checks every contract that one model can show, over a text of at least 70 tokens. From 577 tokens on it crosses a
-/// span of 512 keys.
+/// Checks every contract that models alone can show, over a text of at least 70 tokens. From 577 tokens on it crosses
+/// a span of 512 keys.
 pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
-    let least = 70;
-    if text.len() < least {
-        return Err(Error::TooSmall { what: "tokens of the text", found: text.len(), least });
-    }
+    long_enough(text)?;
     let mut model = subject.open(Sizes::for_text(text.len()))?;
     let mut runner = Runner::new(&mut *model);
     let mut outcomes: Vec<Outcome> = Vec::new();
@@ -150,4 +147,25 @@ pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     let mut other = subject.open(Sizes::for_text(text.len()))?;
     outcomes.push(contracts::moved(&mut runner, &mut Runner::new(&mut *other), text)?);
     Ok(Report { subject: subject.name(), outcomes })
+}
+
+/// Checks the contracts that show in replies, with the engine over the subject and a text of at least 70 tokens.
+pub fn check_replies(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
+    long_enough(text)?;
+    // Room for a prompt, its reply and the next turn; fewer slots than requests, more snapshots than slots.
+    let sizes = Sizes { slots: 6, snapshots: 32, context: text.len() + 256, rows_max: 256 };
+    let model = subject.open(sizes)?;
+    let settings = engine::Settings::new(model.spec().vocabulary, Vec::new());
+    let handle = Engine::start(model, settings)?;
+    let outcomes = contracts::served(&handle, text)?;
+    handle.stop("all contracts are checked");
+    Ok(Report { subject: format!("{}, replies", subject.name()), outcomes })
+}
+
+fn long_enough(text: &[u32]) -> Result<(), Error> {
+    let least = 70;
+    match text.len() {
+        found if found < least => Err(Error::TooSmall { what: "tokens of the text", found, least }),
+        _ => Ok(()),
+    }
 }

@@ -6,6 +6,7 @@ mod devices;
 mod drafted;
 mod draws;
 mod resumed;
+mod served;
 mod windows;
 
 pub use chunked::chunked;
@@ -14,6 +15,7 @@ pub use devices::{Signature, same_bits, signature};
 pub use drafted::drafted;
 pub use draws::{scored, seeded};
 pub use resumed::{moved, resumed};
+pub use served::served;
 pub use windows::{trees, windows};
 
 use model::ModelError;

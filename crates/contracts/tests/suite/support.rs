@@ -1,15 +1,12 @@
 //! Fixtures and reports for the tests of this crate.
 
-// Every test program compiles this module and uses its own part of it.
-#![allow(dead_code)]
-
-pub(crate) mod wrapped;
-
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use contracts::{Folder, Report, Subject, check, random_text};
+use checkpoint::Checkpoint;
+use contracts::{Error, Folder, Report, Subject, random_text};
 use device::KvForm;
+use model::qwen3_5::Config;
 
 /// Both K/V forms.
 pub(crate) const FORMS: [KvForm; 2] = [KvForm::Int16, KvForm::Int8];
@@ -43,22 +40,22 @@ pub(crate) fn subject(name: &str, device: &str, kv: KvForm) -> Folder {
     Folder { kv, ..Folder::new(folder(name), device) }
 }
 
-/// The vocabulary rows of a model folder.
-pub(crate) fn vocabulary(name: &str) -> usize {
-    if name == "demo" { 3072 } else { 2048 }
-}
-
-/// A text for a model folder.
+/// Random ids for a model folder.
 pub(crate) fn text(name: &str, tokens: usize) -> Vec<u32> {
-    random_text(vocabulary(name), tokens, 1)
+    let checkpoint = Checkpoint::open(&folder(name)).expect("model folders open");
+    let config = Config::from_json(checkpoint.config()).expect("their configuration is valid");
+    random_text(config.vocabulary, tokens, 1)
 }
 
-/// Runs every contract over a subject, prints the report and fails on a difference.
+/// Runs contracts over a subject, prints the report and fails on a difference.
 #[track_caller]
-pub(crate) fn assert_held(subject: &dyn Subject, text: &[u32]) -> Report {
+pub(crate) fn assert_held(
+    check: impl Fn(&dyn Subject, &[u32]) -> Result<Report, Error>,
+    subject: &dyn Subject,
+    text: &[u32],
+) {
     let start = Instant::now();
     let report = check(subject, text).unwrap_or_else(|error| panic!("{}: {error}", subject.name()));
     println!("{report}  {} tokens, {:.1} s", text.len(), start.elapsed().as_secs_f64());
     assert!(report.held(), "{report}");
-    report
 }

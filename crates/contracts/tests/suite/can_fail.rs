@@ -1,7 +1,7 @@
 //! Each contract can fail: a model with one fault must be caught by the contract that forbids it.
 
-mod support;
-
+use crate::support::*;
+use crate::wrapped::{Hook, Result, Wrapped};
 use checkpoint::Checkpoint;
 use contracts::contracts::{
     chunked, company, drafted, moved, resumed, same_bits, scored, seeded, signature, trees, windows,
@@ -9,8 +9,6 @@ use contracts::contracts::{
 use contracts::{Contract, Outcome, Runner, Sizes};
 use device::{Buffer, DeltaState, Device, Draw, Drawn, KvForm, KvPool, MatrixRef, StatePool, Step, Window};
 use model::Model;
-use support::wrapped::{Hook, Result, Wrapped};
-use support::*;
 
 /// One fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]

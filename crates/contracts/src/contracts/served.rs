@@ -1,0 +1,232 @@
+//! E1, E2, E3, E5 and E6 through the engine: whole replies, with its scheduling, drafting and prefix cache.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use engine::{DraftPolicy, Drafting, Event, FinishReason, Handle, Refusal, Request, Sampling, Score, Ticket};
+
+use crate::{Contract, Outcome, Tally};
+
+/// Tokens of a reply.
+const REPLY: usize = 40;
+/// Lengths of cached prompts: around the ends of blocks, and some between.
+const CACHED: [usize; 9] = [5, 40, 63, 64, 65, 100, 127, 128, 129];
+/// Requests at once: more than there are slots.
+const COMPANY: usize = 20;
+
+/// What was heard of one choice, log-probabilities as bits.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Heard {
+    tokens: Vec<u32>,
+    scores: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    prompt_scores: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    reason: Option<FinishReason>,
+    hit_tokens: usize,
+}
+
+impl Heard {
+    /// What must be equal: everything but the cache.
+    fn reply(&self) -> (&[u32], &[(u32, u32, Vec<(u32, u32)>)], &Option<FinishReason>) {
+        (&self.tokens, &self.scores, &self.reason)
+    }
+}
+
+fn bits(scores: Vec<Score>) -> impl Iterator<Item = (u32, u32, Vec<(u32, u32)>)> {
+    scores.into_iter().map(|score| {
+        let top = score.top.into_iter().map(|(token, logprob)| (token, logprob.to_bits())).collect();
+        (score.token, score.logprob.to_bits(), top)
+    })
+}
+
+/// A request on its way.
+struct Waiting {
+    events: Receiver<Event>,
+    ticket: Ticket,
+    choices: usize,
+}
+
+impl Waiting {
+    fn submit(handle: &Handle, request: Request) -> Result<Self, Refusal> {
+        let (sender, events) = channel();
+        let choices = request.choices as usize;
+        // Nobody listens any more once a request was cancelled.
+        let sink = Box::new(move |event: Event| drop(sender.send(event)));
+        Ok(Self { ticket: handle.submit(request, sink)?, events, choices })
+    }
+
+    /// Listens to the end, choice by choice.
+    fn hear(self) -> Vec<Heard> {
+        let mut all = vec![Heard::default(); self.choices];
+        for event in &self.events {
+            match event {
+                Event::Admitted { choice, cache, .. } => all[choice as usize].hit_tokens = cache.hit_tokens,
+                Event::PromptScores { scores, .. } => all[0].prompt_scores.extend(bits(scores)),
+                Event::Tokens { choice, tokens, scores } => {
+                    all[choice as usize].tokens.extend(tokens);
+                    all[choice as usize].scores.extend(bits(scores));
+                }
+                Event::Finished { choice, reason, .. } => all[choice as usize].reason = Some(reason),
+                Event::Prefilled { .. } => {}
+            }
+            if all.iter().all(|heard| heard.reason.is_some()) {
+                break;
+            }
+        }
+        drop(self.ticket);
+        all
+    }
+}
+
+fn ask(handle: &Handle, request: Request) -> Result<Heard, Refusal> {
+    Ok(Waiting::submit(handle, request)?.hear().swap_remove(0))
+}
+
+/// Plain decode: no drafts, no cache.
+fn plain(prompt: &[u32], sampling: &Sampling) -> Request {
+    Request {
+        sampling: sampling.clone(),
+        cache: false,
+        drafting: Drafting { policy: DraftPolicy::Off, ..Drafting::default() },
+        logprobs: Some(3),
+        ..Request::new(prompt.to_vec(), REPLY)
+    }
+}
+
+/// Greedy, and sampled with penalties.
+fn samplings() -> [Sampling; 2] {
+    let greedy = Sampling { ignore_eos: true, ..Sampling::default() };
+    let sampled = Sampling {
+        temperature: 1.2,
+        top_k: 50,
+        top_p: 0.95,
+        presence: 0.5,
+        repetition: 1.1,
+        seed: 77,
+        ..greedy.clone()
+    };
+    [greedy, sampled]
+}
+
+/// Every contract that shows in replies. The text has at least 70 tokens.
+pub fn served(handle: &Handle, text: &[u32]) -> Result<Vec<Outcome>, Refusal> {
+    Ok(vec![
+        drafted(handle, text)?,
+        concurrent(handle, text)?,
+        resumed(handle, text)?,
+        scored(handle, text)?,
+        seeded(handle, text)?,
+    ])
+}
+
+/// Fixed and automatic depths, the model's drafts and copies, chains and trees.
+fn drafted(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    let prompt = &text[..50];
+    let policies = [1, 2, 4, 8].map(DraftPolicy::Fixed).into_iter().chain([DraftPolicy::Auto(8)]);
+    let draftings: Vec<Drafting> = policies
+        .flat_map(|policy| {
+            [(true, false, 1), (true, false, 3), (false, true, 1), (true, true, 2)]
+                .map(|(mtp, copy, first)| Drafting { policy, mtp, copy, first })
+        })
+        .collect();
+    for sampling in samplings() {
+        let expected = ask(handle, plain(prompt, &sampling))?;
+        tally.same(&expected.tokens.len(), &REPLY, || "the plain reply is too short".into());
+        for drafting in &draftings {
+            let found = ask(handle, Request { drafting: *drafting, ..plain(prompt, &sampling) })?;
+            tally.same(&found.reply(), &expected.reply(), || {
+                format!("temperature {}, {drafting:?}: replies differ", sampling.temperature)
+            });
+        }
+    }
+    Ok(tally.outcome(Contract::Drafted, "replies of every draft policy"))
+}
+
+/// More requests than slots at once, some cancelled on the way.
+fn concurrent(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    let samplings = samplings();
+    let request = |at: usize| {
+        let from = at * 3 % (text.len() / 2);
+        let length = 1 + at * 29 % (text.len() - from);
+        plain(&text[from..from + length], &samplings[at % 2])
+    };
+    let alone: Vec<Heard> = (0..COMPANY).map(|at| ask(handle, request(at))).collect::<Result<_, _>>()?;
+    let together = |at: usize| Request { drafting: Drafting::default(), cache: at % 3 > 0, ..request(at) };
+    let waiting: Vec<Waiting> =
+        (0..COMPANY).map(|at| Waiting::submit(handle, together(at))).collect::<Result<_, _>>()?;
+    for (at, waiting) in waiting.into_iter().enumerate() {
+        if at % 7 == 3 {
+            drop(waiting);
+            continue;
+        }
+        let found = waiting.hear().swap_remove(0);
+        tally.same(&found.reply(), &alone[at].reply(), || format!("request {at} of {COMPANY} differs"));
+    }
+    Ok(tally.outcome(Contract::Concurrent, "20 requests at once, some cancelled"))
+}
+
+/// Prompts that begin with cached ones, and the next turns of conversations.
+fn resumed(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    let mut hits = 0;
+    for sampling in samplings() {
+        for length in CACHED.into_iter().filter(|length| length + 4 <= text.len()) {
+            let cached = |prompt: &[u32]| Request {
+                cache: true,
+                namespace: format!("{} {length}", sampling.temperature),
+                marks: vec![length],
+                drafting: Drafting::default(),
+                ..plain(prompt, &sampling)
+            };
+            let first = ask(handle, cached(&text[..length]))?;
+            let turn = [&text[..length], &first.tokens, &text[length..length + 3]].concat();
+            for prompt in [&text[..length + 1], &text[..text.len().min(length + 30)], &turn, &turn] {
+                let found = ask(handle, cached(prompt))?;
+                let expected = ask(handle, plain(prompt, &sampling))?;
+                hits += found.hit_tokens;
+                tally.same(&found.reply(), &expected.reply(), || {
+                    let hit = found.hit_tokens;
+                    format!("{} tokens, {hit} of them cached: replies differ", prompt.len())
+                });
+            }
+        }
+    }
+    tally.same(&(hits > 0), &true, || "nothing was ever taken from the cache".into());
+    Ok(tally.outcome(Contract::Resumed, "replies after cache hits"))
+}
+
+/// Log-probabilities of a reply, and of the same tokens as a prompt.
+fn scored(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    for sampling in samplings() {
+        let prompt = &text[..45];
+        let decoded = ask(handle, plain(prompt, &sampling))?;
+        let whole = [prompt, &decoded.tokens].concat();
+        let request = Request { prompt_logprobs: Some(3), max_tokens: 0, ..plain(&whole, &sampling) };
+        let found = ask(handle, request)?;
+        tally.same(&found.prompt_scores.len(), &(whole.len() - 1), || "a prompt token has no score".into());
+        let reply = found.prompt_scores.get(prompt.len() - 1..).unwrap_or_default();
+        for (at, (found, expected)) in reply.iter().zip(&decoded.scores).enumerate() {
+            tally.same(found, expected, || format!("log-probability of reply token {at} differs"));
+        }
+    }
+    Ok(tally.outcome(Contract::Scored, "prompt and reply log-probabilities"))
+}
+
+/// Choices of one request, again among other requests.
+fn seeded(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    let [_, sampling] = samplings();
+    let request = || Request { choices: 2, ..plain(&text[..30], &sampling) };
+    let expected = Waiting::submit(handle, request())?.hear();
+    tally.same(&(expected[0].tokens != expected[1].tokens), &true, || "both choices are the same".into());
+    let others: Vec<Waiting> = (1..6)
+        .map(|at| Waiting::submit(handle, plain(&text[at..at + 40], &sampling)))
+        .collect::<Result<_, _>>()?;
+    let again = Waiting::submit(handle, request())?.hear();
+    others.into_iter().for_each(|other| drop(other.hear()));
+    for (choice, (found, expected)) in again.iter().zip(&expected).enumerate() {
+        tally.same(&found.reply(), &expected.reply(), || format!("choice {choice} differs"));
+    }
+    Ok(tally.outcome(Contract::Seeded, "choices alone and in company"))
+}

@@ -1,0 +1,12 @@
+//! The contracts over every subject at hand, end to end through public interfaces. One program, so that it links once.
+
+mod accuracy;
+mod can_fail;
+mod cpu;
+mod demo;
+mod devices;
+mod fake;
+mod projections;
+mod reference;
+mod support;
+mod wrapped;
