@@ -100,15 +100,33 @@ fn best(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
 }
 
 /// Processor time of this thread; wall time where the system does not tell.
-pub(crate) fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     #[cfg(target_os = "linux")]
-    {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call writes one timespec.
-        if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } == 0 {
-            return Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
-        }
+    if let Some(time) = clock(libc::CLOCK_THREAD_CPUTIME_ID) {
+        return time;
     }
+    wall_time()
+}
+
+/// Processor time of all threads of this process together; wall time where the system does not tell. Its difference
+/// over a call, divided by the threads that took part, is what the call takes on a machine without other load.
+pub fn process_time() -> Duration {
+    #[cfg(target_os = "linux")]
+    if let Some(time) = clock(libc::CLOCK_PROCESS_CPUTIME_ID) {
+        return time;
+    }
+    wall_time()
+}
+
+#[cfg(target_os = "linux")]
+fn clock(id: libc::clockid_t) -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec.
+    let found = unsafe { libc::clock_gettime(id, &mut time) } == 0;
+    found.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+fn wall_time() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 

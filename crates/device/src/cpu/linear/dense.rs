@@ -113,12 +113,13 @@ fn tree(lanes: &mut [f32]) -> f32 {
 /// The vector body (loops count, as in `super::kernel`), `R` rows by `O` outputs at a time; `V` vectors make 64 lanes.
 #[inline(always)]
 unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>) {
-    let mut output = args.outputs.start;
-    while output < args.outputs.end {
-        let several = output + O <= args.outputs.end;
-        let mut row = args.rows.start;
-        while row < args.rows.end {
-            let many = row + R <= args.rows.end;
+    // Outputs inside: the inputs of `R` rows stay close while the weights of the task pass by.
+    let mut row = args.rows.start;
+    while row < args.rows.end {
+        let many = row + R <= args.rows.end;
+        let mut output = args.outputs.start;
+        while output < args.outputs.end {
+            let several = output + O <= args.outputs.end;
             // SAFETY: the caller has the engine's instructions; rows and outputs are inside.
             unsafe {
                 match (many, several) {
@@ -128,9 +129,9 @@ unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize>(args
                     (false, false) => dots::<E, V, 1, 1>(args, row, output),
                 }
             }
-            row += if many { R } else { 1 };
+            output += if several { O } else { 1 };
         }
-        output += if several { O } else { 1 };
+        row += if many { R } else { 1 };
     }
 }
 
