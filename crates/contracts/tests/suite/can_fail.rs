@@ -2,13 +2,16 @@
 
 use crate::support::*;
 use crate::wrapped::{Hook, Result, Wrapped};
+use std::collections::HashMap;
+
 use checkpoint::Checkpoint;
 use contracts::contracts::{
     chunked, company, drafted, moved, resumed, same_bits, scored, seeded, signature, trees, windows,
 };
-use contracts::{Contract, Outcome, Runner, Sizes};
+use contracts::{Contract, Error, Outcome, Runner, Sizes, Subject, check_replies};
 use device::{Buffer, DeltaState, Device, Draw, Drawn, KvForm, KvPool, MatrixRef, StatePool, Step, Window};
 use model::Model;
+use quant::Matrix;
 
 /// One fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +45,8 @@ struct Broken {
     rows: usize,
     windows: usize,
     pools: Vec<KvPool>,
+    /// Outputs of every matrix.
+    widths: HashMap<MatrixRef, usize>,
 }
 
 /// Another rounding of the first value of a row.
@@ -53,6 +58,12 @@ fn nudge(inner: &mut dyn Device, buffer: Buffer, row: usize, width: usize) -> Re
 }
 
 impl Hook for Broken {
+    fn matrix(&mut self, inner: &mut dyn Device, source: &Matrix) -> Result<MatrixRef> {
+        let handle = inner.matrix(source)?;
+        self.widths.insert(handle, source.rows());
+        Ok(handle)
+    }
+
     fn begin(&mut self, inner: &mut dyn Device, step: &Step) -> Result {
         self.rows = step.rows().len();
         self.windows = step.windows().len();
@@ -85,10 +96,8 @@ impl Hook for Broken {
             Fault::Company => self.windows > 1,
             _ => false,
         };
-        // The router of tiny-b has 12 outputs, its queries 384; both are hit, whatever comes first.
-        if let (true, Some(&(_, out))) = (nudged, to.first()) {
-            let width = [384, 224, 12, 32, 2048];
-            width.into_iter().find_map(|width| nudge(inner, out, rows - 1, width).ok());
+        if let (true, Some((matrix, out))) = (nudged, to.first()) {
+            nudge(inner, *out, rows - 1, self.widths[matrix])?;
         }
         Ok(())
     }
@@ -165,12 +174,16 @@ impl Hook for Broken {
 
 /// tiny-b on the float64 device with a fault.
 fn open(fault: Fault, tokens: usize) -> Box<dyn Model> {
-    let subject = subject("tiny-b", "reference", KvForm::Int16);
+    open_on("reference", fault, Sizes { slots: 5, snapshots: 3, ..Sizes::for_text(tokens) })
+}
+
+fn open_on(device: &str, fault: Fault, sizes: Sizes) -> Box<dyn Model> {
+    let subject = subject("tiny-b", device, KvForm::Int16);
     let checkpoint = Checkpoint::open(&subject.path).expect("fixtures open");
     let inner = subject.open_device().expect("the reference device is always there");
-    let hook = Broken { fault, rows: 0, windows: 0, pools: Vec::new() };
+    let hook = Broken { fault, rows: 0, windows: 0, pools: Vec::new(), widths: HashMap::new() };
     let device = Box::new(Wrapped { inner, hook });
-    let settings = Sizes { slots: 5, snapshots: 3, ..Sizes::for_text(tokens) }.settings(KvForm::Int16);
+    let settings = sizes.settings(KvForm::Int16);
     Box::new(model::qwen3_5::open(&checkpoint, device, settings, &mut |_, _| {}).expect("fixtures load"))
 }
 
@@ -246,4 +259,35 @@ fn every_device_gives_the_same_bits() {
         same_bits(&[of(Fault::None), of(fault)], Contract::Devices, "a sound and a broken device")
     };
     catches(&both, &[Fault::Tile, Fault::StateKeep, Fault::Draw], 90);
+}
+
+/// tiny-b on a CPU device with a fault, behind the engine.
+struct Faulty(Fault);
+
+impl Subject for Faulty {
+    fn name(&self) -> String {
+        format!("tiny-b with {:?}", self.0)
+    }
+
+    fn open(&self, sizes: Sizes) -> std::result::Result<Box<dyn Model>, Error> {
+        Ok(open_on("cpu", self.0, sizes))
+    }
+}
+
+#[test]
+fn replies_show_every_fault() {
+    let text = text("tiny-b", 72);
+    for (fault, contract) in [
+        (Fault::StateKeep, Contract::Drafted),
+        (Fault::Company, Contract::Concurrent),
+        (Fault::Copy, Contract::Resumed),
+        (Fault::Logprob, Contract::Scored),
+        (Fault::Draw, Contract::Seeded),
+    ] {
+        let report = check_replies(&Faulty(fault), &text).expect("the engine answers");
+        let outcome = report.outcomes.iter().find(|outcome| outcome.contract == contract);
+        let outcome = outcome.expect("the contract was checked");
+        assert!(!outcome.held(), "{fault:?} was not caught: {report}");
+        println!("{:8} {fault:?}: {}", contract.id(), outcome.difference.as_deref().unwrap_or_default());
+    }
 }
