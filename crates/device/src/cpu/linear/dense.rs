@@ -1,18 +1,22 @@
 //! Dense matrices as stored: `docs/arithmetic.md`, dense matrix. An f32 dot over 64 lanes, lane = k mod 64, by fma
 //! from +0 in ascending order, then the halving tree; missing products are `fma(0, 0, lane)`.
 //!
-//! [`multiply`] is the entry. The scalar body is the definition; the vector body keeps the 64 lanes of several
-//! outputs and rows in registers, so that weights and activations are loaded once for all of them.
+//! [`multiply`] is the entry. The scalar body is the definition; the vector body keeps lanes of several outputs and
+//! rows in registers, so that weights and activations are loaded once for all of them.
 
 use std::ops::Range;
 
 use quant::{Dtype, Matrix, read_float_row};
 
-use super::{Outputs, kernel::Engine};
+use super::{DENSE_OUTPUTS, Outputs, kernel::Engine};
 use crate::cpu::isa::{Isa, Kind};
 
 /// Lanes of the sum.
 const LANES: usize = 64;
+/// Columns that [`many`] takes at a time: inputs, weights and lanes of a block stay in the nearest cache.
+const COLUMNS: usize = 512;
+/// The same in steps of 64.
+const STEPS: usize = COLUMNS / LANES;
 
 /// What a body gets; sizes were checked against each other.
 struct Args<'a> {
@@ -64,6 +68,7 @@ pub(super) unsafe fn multiply(
     to: usize,
 ) {
     let cols = matrix.cols();
+    assert!(outputs.len() <= DENSE_OUTPUTS, "outputs {outputs:?} of one task");
     assert!(outputs.end <= matrix.rows() && rows.end * cols <= x.len(), "outputs {outputs:?}, rows {rows:?}");
     let weights = matrix.codes();
     assert_eq!(weights.len(), matrix.rows() * cols * dtype.size(), "dense weights");
@@ -110,29 +115,161 @@ fn tree(lanes: &mut [f32]) -> f32 {
     lanes[0]
 }
 
-/// The vector body (loops count, as in `super::kernel`), `R` rows by `O` outputs at a time; `V` vectors make 64 lanes.
+/// The vector body (loops count, as in `super::kernel`); `V` vectors make 64 lanes. `R` rows at a time go through
+/// [`many`], with `O` outputs at a time; rows that are left, and the row of a decode step, through [`dots`], with `F`.
 #[inline(always)]
-unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>) {
-    // Outputs inside: the inputs of `R` rows stay close while the weights of the task pass by.
+unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize, const F: usize>(args: &Args<'_>) {
     let mut row = args.rows.start;
-    while row < args.rows.end {
-        let many = row + R <= args.rows.end;
-        let mut output = args.outputs.start;
-        while output < args.outputs.end {
-            let several = output + O <= args.outputs.end;
-            // SAFETY: the caller has the engine's instructions; rows and outputs are inside.
-            unsafe {
-                match (many, several) {
-                    (true, true) => dots::<E, V, R, O>(args, row, output),
-                    (true, false) => dots::<E, V, R, 1>(args, row, output),
-                    (false, true) => dots::<E, V, 1, O>(args, row, output),
-                    (false, false) => dots::<E, V, 1, 1>(args, row, output),
+    // SAFETY: the caller has the engine's instructions; rows and outputs are inside.
+    unsafe {
+        while row + R <= args.rows.end {
+            many::<E, V, R, O>(args, row);
+            row += R;
+        }
+        for row in row..args.rows.end {
+            let mut output = args.outputs.start;
+            while output + F <= args.outputs.end {
+                dots::<E, V, 1, F>(args, row, output);
+                output += F;
+            }
+            for output in output..args.outputs.end {
+                dots::<E, V, 1, 1>(args, row, output);
+            }
+        }
+    }
+}
+
+/// All outputs of the task for `R` rows: [`COLUMNS`] columns after another, one vector of lanes at a time. With a part
+/// of the lanes a block of `R` by `O` dots fits the registers, and few loads feed many fmas. The inputs are copied
+/// side by side first: rows a power of two apart would push each other out of the nearest cache.
+#[inline(always)]
+unsafe fn many<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>, row: usize) {
+    let count = args.outputs.len();
+    // SAFETY of all blocks: `Engine`; pointers stay inside the rows and the padded copies of their ends.
+    let mut lanes = unsafe { [[[E::splat(0.0); V]; R]; DENSE_OUTPUTS] };
+    let mut x = unsafe { [[[E::splat(0.0); R]; STEPS]; V] };
+    for first in (0..args.cols).step_by(COLUMNS) {
+        let steps = (args.cols - first).div_ceil(LANES).min(STEPS);
+        unsafe { gather::<E, V, R>(args, row, first, steps, &mut x) };
+        let mut o = 0;
+        while o < count {
+            let several = o + O <= count;
+            for v in 0..V {
+                unsafe {
+                    if several {
+                        strip::<E, V, R, O>(args, first, steps, o, v, &x[v], &mut lanes);
+                    } else {
+                        strip::<E, V, R, 1>(args, first, steps, o, v, &x[v], &mut lanes);
+                    }
                 }
             }
-            output += if several { O } else { 1 };
+            o += if several { O } else { 1 };
         }
-        row += if many { R } else { 1 };
     }
+    for o in 0..count {
+        for r in 0..R {
+            args.put(row + r, args.outputs.start + o, unsafe { vector_tree::<E, V>(&mut lanes[o][r]) });
+        }
+    }
+}
+
+/// Copies `steps` times 64 columns of `R` rows from column `first` on to `x` `[vector of lanes][step][row]`.
+#[inline(always)]
+unsafe fn gather<E: Engine, const V: usize, const R: usize>(
+    args: &Args<'_>,
+    row: usize,
+    first: usize,
+    steps: usize,
+    x: &mut [[[E::Floats; R]; STEPS]; V],
+) {
+    for step in 0..steps {
+        for r in 0..R {
+            let from = &args.x(row + r)[first + step * LANES..];
+            let mut padded = [0f32; LANES];
+            let from = if from.len() < LANES {
+                padded[..from.len()].copy_from_slice(from);
+                &padded[..]
+            } else {
+                from
+            };
+            for v in 0..V {
+                // SAFETY: `Engine`; `from` has 64 elements or more.
+                x[v][step][r] = unsafe { E::load(Dtype::F32, from[v * E::LANES..].as_ptr().cast()) };
+            }
+        }
+    }
+}
+
+/// Goes on with vector `v` of the lanes of `R` rows by `O` outputs from output `o` of the task on, over `steps` times
+/// 64 columns from column `first` on.
+#[inline(always)]
+unsafe fn strip<E: Engine, const V: usize, const R: usize, const O: usize>(
+    args: &Args<'_>,
+    first: usize,
+    steps: usize,
+    o: usize,
+    v: usize,
+    x: &[[E::Floats; R]; STEPS],
+    lanes: &mut [[[E::Floats; V]; R]; DENSE_OUTPUTS],
+) {
+    let size = args.dtype.size();
+    let whole = steps.min((args.cols - first) / LANES);
+    // SAFETY: `Engine`; weights are read inside their rows, the end of a row from a padded copy.
+    unsafe {
+        let mut sums = [[E::splat(0.0); O]; R];
+        let mut weights = [args.weights.as_ptr(); O];
+        for i in 0..O {
+            weights[i] = args.weights(args.outputs.start + o + i).as_ptr().add((first + v * E::LANES) * size);
+            for r in 0..R {
+                sums[r][i] = lanes[o + i][r][v];
+            }
+        }
+        match args.dtype {
+            Dtype::Bf16 => strip_steps::<E, R, O>(Dtype::Bf16, &weights, &x[..whole], &mut sums),
+            Dtype::F16 => strip_steps::<E, R, O>(Dtype::F16, &weights, &x[..whole], &mut sums),
+            Dtype::F32 => strip_steps::<E, R, O>(Dtype::F32, &weights, &x[..whole], &mut sums),
+        }
+        if whole < steps {
+            let mut tails = [[0u8; LANES * 4]; O];
+            for i in 0..O {
+                let rest = &args.weights(args.outputs.start + o + i)[(first + whole * LANES) * size..];
+                tails[i][..rest.len()].copy_from_slice(rest);
+                weights[i] = tails[i].as_ptr().add(v * E::LANES * size);
+            }
+            strip_steps::<E, R, O>(args.dtype, &weights, &x[whole..steps], &mut sums);
+        }
+        for i in 0..O {
+            for r in 0..R {
+                lanes[o + i][r][v] = sums[r][i];
+            }
+        }
+    }
+}
+
+/// One fma in every dot of a strip for each step of `x`, 64 columns apart.
+#[inline(always)]
+unsafe fn strip_steps<E: Engine, const R: usize, const O: usize>(
+    dtype: Dtype,
+    weights: &[*const u8; O],
+    x: &[[E::Floats; R]],
+    sums: &mut [[E::Floats; O]; R],
+) {
+    let mut kept = *sums;
+    for step in 0..x.len() {
+        // SAFETY: `Engine`; the caller's weights are good for all steps.
+        unsafe {
+            let mut loaded = [E::splat(0.0); O];
+            for o in 0..O {
+                loaded[o] = E::load(dtype, weights[o].add(step * LANES * dtype.size()));
+            }
+            for r in 0..R {
+                for o in 0..O {
+                    kept[r][o] = E::fma(loaded[o], x[step][r], kept[r][o]);
+                }
+            }
+        }
+    }
+    *sums = kept;
 }
 
 /// The dots of `R` rows and `O` outputs.
@@ -244,17 +381,17 @@ unsafe fn vector_tree<E: Engine, const V: usize>(lanes: &mut [E::Floats; V]) -> 
 mod x86 {
     use super::{super::x86, Args, vector};
 
-    // 3 rows by 2 outputs by 4 vectors fill 24 of 32 registers.
+    // Sums of 6 rows by 4 outputs fill 24 of 32 registers; two dots of a row 8.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2")]
     pub(super) unsafe fn avx512(args: &Args<'_>) {
         // SAFETY: the caller's promise.
-        unsafe { vector::<x86::Avx512, 4, 3, 2>(args) }
+        unsafe { vector::<x86::Avx512, 4, 6, 4, 2>(args) }
     }
 
-    // One dot is 8 of 16 registers.
+    // Sums of 4 rows by 3 outputs fill 12 of 16 registers, one dot of a row 8.
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
     pub(super) unsafe fn avx2(args: &Args<'_>) {
         // SAFETY: the caller's promise.
-        unsafe { vector::<x86::Avx2, 8, 1, 1>(args) }
+        unsafe { vector::<x86::Avx2, 8, 4, 3, 1>(args) }
     }
 }
