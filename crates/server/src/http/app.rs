@@ -19,7 +19,7 @@ use super::flow::Hangup;
 use super::limits::Limits;
 use super::routes::{foreign, health, metrics, models, props, slots, tokens};
 use super::state::{App, VERSION};
-use super::{chat, completions, ids, openapi};
+use super::{chat, completions, ids, messages, ollama, openapi, responses};
 
 /// What a request's handlers know of it beside its own words.
 #[derive(Clone, Debug)]
@@ -61,6 +61,28 @@ pub fn app(state: App) -> Router {
         .route("/props", get(props::props))
         .route("/version", get(props::version))
         .route("/openapi.json", get(openapi::document));
+    if state.settings().anthropic {
+        router = router
+            .route("/v1/messages", post(messages::post))
+            .route("/v1/messages/count_tokens", post(messages::count));
+    }
+    if state.settings().responses {
+        router = router
+            .route("/v1/responses", post(responses::post))
+            .route("/v1/responses/{id}", get(responses::by_id).delete(responses::by_id));
+    }
+    if state.settings().ollama {
+        router = router
+            .route("/api/chat", post(ollama::chat))
+            .route("/api/generate", post(ollama::generate))
+            .route("/api/version", get(ollama::version))
+            .route("/api/tags", get(ollama::tags))
+            .route("/api/ps", get(ollama::ps))
+            .route("/api/show", post(ollama::show));
+        for path in ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"] {
+            router = router.route(path, any(ollama::not_managed));
+        }
+    }
     for path in FOREIGN_ROUTES {
         router = router.route(path, any(foreign::not_implemented));
     }

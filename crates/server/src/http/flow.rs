@@ -33,7 +33,7 @@ pub(crate) trait Writer: Send + 'static {
     /// All choices are over.
     fn end(&mut self, running: &Running, out: &mut Vec<u8>);
     /// The reply failed. Nothing follows.
-    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>);
+    fn failed(&mut self, running: &Running, error: &ApiError, out: &mut Vec<u8>);
     /// A sign of life.
     fn keep_alive(&mut self, out: &mut Vec<u8>);
 }
@@ -162,7 +162,7 @@ impl<W: Writer> Pump<W> {
                     }
                 }
                 Err(error) => {
-                    self.writer.failed(&error, &mut self.out);
+                    self.writer.failed(&self.running, &error, &mut self.out);
                     self.wire.send(&mut self.out);
                     return false;
                 }

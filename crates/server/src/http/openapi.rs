@@ -4,7 +4,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::app::json;
-use super::{chat, completions, routes};
+use super::{chat, completions, messages, ollama, responses, routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -12,6 +12,15 @@ use super::{chat, completions, routes};
     paths(
         chat::post,
         completions::post,
+        messages::post,
+        messages::count,
+        responses::post,
+        ollama::chat,
+        ollama::generate,
+        ollama::version,
+        ollama::tags,
+        ollama::ps,
+        ollama::show,
         routes::models::list,
         routes::models::one,
         routes::tokens::tokenize,

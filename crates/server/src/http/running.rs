@@ -89,6 +89,8 @@ pub(crate) struct Running {
     /// Scores of each prompt's tokens but the first.
     prompt_scores: Vec<Vec<Score>>,
     stage: Stage,
+    /// Tokens of all prompts, and those of them that came from the cache.
+    prompt_tokens: (usize, usize),
     admitted: bool,
     notes: Vec<Note>,
     _turn: Turn,
@@ -104,6 +106,7 @@ impl Running {
         turn: Turn,
     ) -> Result<Self, ApiError> {
         let (sender, events) = unbounded_channel();
+        let prompt_tokens = (job.prompts.iter().map(|prompt| prompt.ids.len()).sum(), 0);
         let mut tickets = Vec::with_capacity(job.prompts.len());
         let mut choices = Vec::with_capacity(job.prompts.len() * job.choices as usize);
         for (index, prompt) in job.prompts.iter_mut().enumerate() {
@@ -136,6 +139,7 @@ impl Running {
             tickets,
             choices,
             stage: Stage::Queued,
+            prompt_tokens,
             admitted: false,
             notes: job.notes,
             _turn: turn,
@@ -145,6 +149,11 @@ impl Running {
     /// The model that answers.
     pub(crate) fn served(&self) -> &Arc<Served> {
         &self.served
+    }
+
+    /// Tokens of all prompts, and those of them that came from the cache as far as that is known.
+    pub(crate) fn prompt_tokens(&self) -> (usize, usize) {
+        self.prompt_tokens
     }
 
     /// What was done on the client's behalf before the reply began.
@@ -186,12 +195,17 @@ impl Running {
 
     /// Waits for all choices.
     pub(crate) async fn whole(&mut self) -> Result<(), ApiError> {
+        self.whole_with(drop).await
+    }
+
+    /// Waits for all choices; updates go to `take` as they come.
+    pub(crate) async fn whole_with(&mut self, mut take: impl FnMut(Update)) -> Result<(), ApiError> {
         let drain = self.app.drain().clone();
         let cut = drain.reached(super::drain::Phase::Cut);
         tokio::pin!(cut);
         while !self.is_over() {
             tokio::select! {
-                updates = self.next() => drop(updates?),
+                updates = self.next() => updates?.into_iter().for_each(&mut take),
                 () = &mut cut => return Err(draining()),
             }
         }
@@ -201,7 +215,10 @@ impl Running {
     fn take(&mut self, prompt: usize, event: Event, updates: &mut Vec<Update>) -> Result<(), ApiError> {
         let at = |choice: u32| prompt * self.per_prompt + choice as usize;
         match event {
-            Event::Admitted { .. } => {
+            Event::Admitted { choice, cache, .. } => {
+                if choice == 0 {
+                    self.prompt_tokens.1 += cache.hit_tokens;
+                }
                 self.stage = if self.stage == Stage::Queued { Stage::Prefill } else { self.stage };
                 if !std::mem::replace(&mut self.admitted, true) {
                     updates.push(Update::Admitted);

@@ -78,7 +78,7 @@ pub(crate) fn read(fields: &mut Fields, tools: &[Tool]) -> Result<ToolChoice, Ap
 
 fn object_choice(object: Map<String, Value>) -> Result<ToolChoice, ApiError> {
     match object.get("type").and_then(Value::as_str) {
-        Some("function") => function_name(&object, PATH).map(ToolChoice::Named),
+        Some("function" | "custom") => function_name(&object, PATH).map(ToolChoice::Named),
         Some("allowed_tools") => {
             // The list stands in an object of its own, or beside `type` as in Responses.
             let inner = object.get("allowed_tools").and_then(Value::as_object).unwrap_or(&object);

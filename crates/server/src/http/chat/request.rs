@@ -190,7 +190,7 @@ fn is_plain(value: &Value) -> bool {
 
 /// The form of the answer from any of the fields that may ask for it; at most one may.
 fn response_format(fields: &mut Fields) -> Result<Option<(String, Wish)>, ApiError> {
-    let mut found = openai_format(fields)?;
+    let mut found = openai_format(fields, "response_format")?;
     let mut take = |fields: &mut Fields, name: &'static str, key: &'static str| {
         let path = fields.path(name);
         let Some(value) = fields.take(name) else { return Ok(()) };
@@ -212,18 +212,20 @@ fn response_format(fields: &mut Fields) -> Result<Option<(String, Wish)>, ApiErr
     Ok(found)
 }
 
-fn openai_format(fields: &mut Fields) -> Result<Option<(String, Wish)>, ApiError> {
-    let Some(mut inner) = fields.object("response_format")? else { return Ok(None) };
+/// `{"type", "json_schema": {"schema"}}`, or flat as in Responses: `{"type", "schema"}`.
+pub(crate) fn openai_format(
+    fields: &mut Fields,
+    name: &'static str,
+) -> Result<Option<(String, Wish)>, ApiError> {
+    let Some(mut inner) = fields.object(name)? else { return Ok(None) };
     let kind = inner.need("type")?;
-    let path = inner.path("json_schema.schema");
     match kind.as_str() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some((inner.path("type"), Wish::JsonObject))),
         Some("json_schema") => {
-            let Some(mut outer) = inner.object("json_schema")? else {
-                return Err(ApiError::at(Code::MissingField, path, "a schema is needed"));
-            };
-            Ok(Some((path, Wish::Schema(outer.need("schema")?))))
+            let mut holder = inner.object("json_schema")?.unwrap_or(inner);
+            let path = holder.path("schema");
+            Ok(Some((path, Wish::Schema(holder.need("schema")?))))
         }
         _ => Err(unexpected(inner.path("type"), "text, json_object or json_schema", &kind)),
     }

@@ -217,7 +217,7 @@ impl Writer for ChatWriter {
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
-    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+    fn failed(&mut self, _: &Running, error: &ApiError, out: &mut Vec<u8>) {
         sse_data(out, &error.body(Dialect::OpenAi, ""));
     }
 

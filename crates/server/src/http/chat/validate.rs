@@ -162,3 +162,18 @@ fn render(
     let text = served.session.text();
     Ok(text.template.render(&text.tokenizer, &history, &options)?)
 }
+
+/// Puts the client's own name and index of a message into the path of an error: other dialects make several messages
+/// of one entry.
+pub(crate) fn located(mut error: ApiError, name: &str, origins: &[usize]) -> ApiError {
+    let Some(param) = &error.param else { return error };
+    let Some((index, rest)) = param.strip_prefix("messages[").and_then(|rest| rest.split_once(']')) else {
+        return error;
+    };
+    if let Some(origin) = index.parse::<usize>().ok().and_then(|index| origins.get(index)) {
+        let moved = format!("{name}[{origin}]{rest}");
+        error.message = error.message.replacen(param.as_str(), &moved, 1);
+        error.param = Some(moved);
+    }
+    error
+}

@@ -24,12 +24,19 @@ pub use reply::{Completion, CompletionChoice, CompletionLogprobs, TopMap};
 pub use request::CompletionRequest;
 
 /// A request ready for the engine.
-struct Prepared {
+pub(crate) struct Prepared {
     job: Job,
     facts: Facts,
     echo: bool,
     logprobs: bool,
     prompts: Vec<Vec<u32>>,
+}
+
+impl Prepared {
+    /// The job without what only this route writes.
+    pub(crate) fn job(self) -> (Job, Facts) {
+        (self.job, self.facts)
+    }
 }
 
 /// Goes on with texts.
@@ -64,7 +71,8 @@ pub(crate) async fn post(
     Ok(json(&writer.whole(&running)))
 }
 
-fn prepare(
+/// Checks a request's prompts and makes a job of them.
+pub(crate) fn prepare(
     app: &App,
     served: &Served,
     context: &Context,

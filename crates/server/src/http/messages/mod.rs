@@ -1,0 +1,88 @@
+//! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's dialect.
+
+mod reply;
+mod request;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::app::{Context, json};
+use super::chat::{Head, Prepared, located, prepare};
+use super::error::ApiError;
+use super::running::{Running, Update};
+use super::state::{App, Served, now_seconds};
+use super::{body, flow, ids};
+
+pub use reply::{Block, MessageReply, MessageUsage};
+pub use request::MessagesRequest;
+
+/// `POST /v1/messages/count_tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct TokenCount {
+    /// Of the prompt.
+    pub input_tokens: usize,
+}
+
+/// Replies to a chat.
+#[utoipa::path(post, path = "/v1/messages", tag = "Anthropic", request_body = MessagesRequest,
+    responses((status = 200, body = MessageReply)))]
+pub(crate) async fn post(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = app.served()?;
+    let bytes = body::read(&headers, body, &app.settings().limits).await?;
+    let turn = context.caller.turn()?;
+    let (app_, served_, context_) = (app.clone(), served.clone(), context.clone());
+    let prepared = app.prepare(move || prepared(&app_, &served_, &context_, &bytes, false)).await?;
+    let Prepared { job, facts } = prepared;
+    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
+    let head = Head::new(&app, &running, ids::made("msg_"), now_seconds(), facts);
+    let is_stream = head.facts.params.stream;
+    let mut writer = reply::MessageWriter::new(head, context.request_id);
+    if is_stream {
+        return flow::respond(&app, running, writer, context.hangup).await;
+    }
+    let take = |update| {
+        if let Update::Piece(_, piece, _) = update {
+            writer.piece(piece, &mut Vec::new());
+        }
+    };
+    running.whole_with(take).await?;
+    Ok(json(&writer.whole(&running)))
+}
+
+/// Counts the tokens that the same request would read.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "Anthropic", request_body = MessagesRequest,
+    responses((status = 200, body = TokenCount)))]
+pub(crate) async fn count(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = app.served()?;
+    let bytes = body::read(&headers, body, &app.settings().limits).await?;
+    let app_ = app.clone();
+    let prepared = app.prepare(move || prepared(&app_, &served, &context, &bytes, true)).await?;
+    Ok(json(&TokenCount { input_tokens: prepared.facts.prompt_ids.len() }))
+}
+
+fn prepared(
+    app: &App,
+    served: &Served,
+    context: &Context,
+    bytes: &[u8],
+    counting: bool,
+) -> Result<Prepared, ApiError> {
+    let read = request::read(body::object(bytes)?, served, counting)?;
+    prepare(app, served, &context.caller, read.chat)
+        .map_err(|error| located(error, "messages", &read.origins))
+}

@@ -1,0 +1,330 @@
+//! What an Anthropic request says (`docs/api.md` 5), as a chat request.
+
+use serde_json::{Map, Value, json};
+use text::{Content, Image, Message, Note, PARTS_MAX, Part, Role, Tool, ToolCall};
+use utoipa::ToSchema;
+
+use super::super::chat::{ChatRequest, ReasoningFormat, ToolChoice};
+use super::super::error::{ApiError, Code};
+use super::super::fields::{Fields, unexpected};
+use super::super::limits::MODEL_NAME_MAX;
+use super::super::params::{Params, stop};
+use super::super::state::Served;
+
+/// Opens a line that some clients put before the system prompt and change with every request.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// `POST /v1/messages`.
+#[derive(Clone, Debug, ToSchema)]
+pub struct MessagesRequest {
+    /// Served id or alias.
+    pub model: String,
+    /// Most tokens of the reply.
+    #[schema(minimum = 1)]
+    pub max_tokens: usize,
+    /// Turns of content blocks.
+    #[schema(value_type = Vec<Object>)]
+    pub messages: Vec<Message>,
+    /// A string or text blocks.
+    #[schema(value_type = Object)]
+    pub system: Vec<String>,
+    /// Functions the model may call.
+    #[schema(value_type = Vec<Object>)]
+    pub tools: Vec<Tool>,
+    /// `auto`, `any`, `tool` or `none`.
+    #[schema(value_type = Object)]
+    pub tool_choice: ToolChoice,
+    /// `enabled` with `budget_tokens`, `adaptive` or `disabled`.
+    #[schema(value_type = Object)]
+    pub thinking: Option<bool>,
+    /// Texts that end the reply.
+    pub stop_sequences: Vec<String>,
+    /// Sampling and this server's own fields.
+    #[serde(flatten)]
+    pub params: Params,
+}
+
+/// A chat request, and for each of its messages the index in the client's own list.
+pub(crate) struct Read {
+    pub(crate) chat: ChatRequest,
+    pub(crate) origins: Vec<usize>,
+}
+
+/// Reads a body. `counting` is for the route that only counts, which needs no `max_tokens`.
+pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> Result<Read, ApiError> {
+    let mut fields = Fields::new(map);
+    let missing = |name: &str| ApiError::at(Code::MissingField, name, "this field is needed");
+    let model = fields.string("model", MODEL_NAME_MAX)?.ok_or_else(|| missing("model"))?;
+    let max_tokens = fields.count("max_tokens", 1, usize::MAX)?;
+    if max_tokens.is_none() && !counting {
+        return Err(missing("max_tokens"));
+    }
+    let mut reader = Reader::default();
+    reader.system(fields.take("system"))?;
+    let turns = fields.need("messages")?;
+    let turns = turns.as_array().ok_or_else(|| unexpected("messages", "an array", &turns))?;
+    for (index, turn) in turns.iter().enumerate() {
+        reader.turn(index, turn)?;
+    }
+    let tools = reader.tools(fields.take("tools"))?;
+    let (tool_choice, parallel) = tool_choice(&mut fields, &tools)?;
+    let (thinking, budget) = thinking(&mut fields, served.context())?;
+    let stop_sequences = stop(&mut fields, "stop_sequences")?;
+    let params = Params::read(&mut fields, served)?;
+    let params = Params { n: None, best_of: None, stop: stop_sequences, prompt_logprobs: None, ..params };
+    let chat = ChatRequest {
+        model,
+        messages: reader.messages,
+        max_completion_tokens: max_tokens,
+        logprobs: false,
+        top_logprobs: 0,
+        tools,
+        tool_choice,
+        parallel_tool_calls: parallel,
+        response_format: None,
+        chat_template_kwargs: Map::new(),
+        reasoning_effort: thinking,
+        thinking_budget: budget,
+        reasoning_format: ReasoningFormat::Parsed,
+        add_generation_prompt: true,
+        continue_final_message: None,
+        dry_run: counting,
+        params,
+        notes: reader.notes,
+    };
+    Ok(Read { chat, origins: reader.origins })
+}
+
+/// Turns blocks into messages.
+#[derive(Default)]
+struct Reader {
+    messages: Vec<Message>,
+    /// Index of each message in the client's list.
+    origins: Vec<usize>,
+    notes: Vec<Note>,
+}
+
+impl Reader {
+    fn push(&mut self, origin: usize, message: Message) {
+        self.messages.push(message);
+        self.origins.push(origin);
+    }
+
+    fn system(&mut self, system: Option<Value>) -> Result<(), ApiError> {
+        let take = |reader: &mut Self, text: &str, path: String| {
+            if text.starts_with(BILLING) {
+                reader.notes.push(Note { code: "billing_header_dropped", path });
+            } else if !text.is_empty() {
+                reader.push(0, Message::text(Role::System, text));
+            }
+        };
+        match system {
+            None => {}
+            Some(Value::String(text)) => take(self, &text, "system".into()),
+            Some(Value::Array(blocks)) => {
+                for (index, block) in blocks.iter().enumerate() {
+                    let path = format!("system[{index}]");
+                    let text = block_text(block, &path)?;
+                    take(self, text, path);
+                }
+            }
+            Some(other) => return Err(unexpected("system", "a string or text blocks", &other)),
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, index: usize, turn: &Value) -> Result<(), ApiError> {
+        let path = format!("messages[{index}]");
+        let role = match turn["role"].as_str() {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system") => Role::System,
+            _ => return Err(unexpected(format!("{path}.role"), "user, assistant or system", &turn["role"])),
+        };
+        let path = format!("{path}.content");
+        match &turn["content"] {
+            Value::String(text) => self.push(index, Message::text(role, text.as_str())),
+            Value::Array(blocks) if blocks.len() <= PARTS_MAX => match role {
+                Role::Assistant => self.assistant(index, blocks, &path)?,
+                role => self.user(index, role, blocks, &path)?,
+            },
+            Value::Array(blocks) => {
+                let detail = format!("{} blocks, at most {PARTS_MAX} are allowed", blocks.len());
+                return Err(ApiError::invalid(path, detail));
+            }
+            other => return Err(unexpected(path, "a string or content blocks", other)),
+        }
+        Ok(())
+    }
+
+    /// Text and pictures form user messages; each tool result between them is a message of its own.
+    fn user(&mut self, index: usize, role: Role, blocks: &[Value], path: &str) -> Result<(), ApiError> {
+        let mut parts = Vec::new();
+        for (place, block) in blocks.iter().enumerate() {
+            let path = format!("{path}[{place}]");
+            if block["type"] != "tool_result" {
+                parts.push(part(block, &path)?);
+                continue;
+            }
+            if !parts.is_empty() {
+                self.push(index, message(role, std::mem::take(&mut parts)));
+            }
+            let result = tool_result(block, &path)?;
+            self.push(index, result);
+        }
+        if !parts.is_empty() {
+            self.push(index, message(role, parts));
+        }
+        Ok(())
+    }
+
+    fn assistant(&mut self, index: usize, blocks: &[Value], path: &str) -> Result<(), ApiError> {
+        let mut turn = message(Role::Assistant, Vec::new());
+        let (mut text, mut reasoning) = (String::new(), String::new());
+        for (place, block) in blocks.iter().enumerate() {
+            let path = format!("{path}[{place}]");
+            match block["type"].as_str() {
+                Some("text") => text.push_str(block_text(block, &path)?),
+                Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
+                Some("redacted_thinking") => {}
+                Some("tool_use") => turn.tool_calls.push(tool_use(block, &path)?),
+                _ => {
+                    let known = "text, thinking, redacted_thinking or tool_use";
+                    return Err(unexpected(format!("{path}.type"), known, &block["type"]));
+                }
+            }
+        }
+        turn.content = if text.is_empty() { Content::Absent } else { Content::Text(text) };
+        turn.reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+        self.push(index, turn);
+        Ok(())
+    }
+
+    /// Functions; the tools that Anthropic's own servers run are skipped.
+    fn tools(&mut self, tools: Option<Value>) -> Result<Vec<Tool>, ApiError> {
+        let Some(tools) = tools else { return Ok(Vec::new()) };
+        let list = tools.as_array().ok_or_else(|| unexpected("tools", "an array", &tools))?;
+        let mut functions = Vec::with_capacity(list.len());
+        for (index, tool) in list.iter().enumerate() {
+            if tool.get("type").is_some_and(|kind| kind != "custom") {
+                self.notes.push(Note { code: "tool_skipped", path: format!("tools[{index}]") });
+                continue;
+            }
+            let mut function = Map::new();
+            for (from, to) in
+                [("name", "name"), ("description", "description"), ("input_schema", "parameters")]
+            {
+                if let Some(value) = tool.get(from) {
+                    function.insert(to.into(), value.clone());
+                }
+            }
+            functions.push(json!({"type": "function", "function": function}));
+        }
+        Ok(Tool::parse_all(&Value::Array(functions))?)
+    }
+}
+
+fn message(role: Role, parts: Vec<Part>) -> Message {
+    Message { content: Content::Parts(parts), ..Message::text(role, "") }
+}
+
+fn block_text<'a>(block: &'a Value, path: &str) -> Result<&'a str, ApiError> {
+    let text = block["text"].as_str();
+    text.ok_or_else(|| ApiError::at(Code::MissingField, format!("{path}.text"), "a string is needed"))
+}
+
+fn part(block: &Value, path: &str) -> Result<Part, ApiError> {
+    match block["type"].as_str() {
+        Some("text") => Ok(Part::Text(block_text(block, path)?.to_owned())),
+        Some("image") => picture(&block["source"], path),
+        Some("document") if block["source"]["type"] == "text" => {
+            let data = block["source"]["data"].as_str();
+            let path = format!("{path}.source.data");
+            let data = data.ok_or_else(|| ApiError::at(Code::MissingField, path, "a string is needed"))?;
+            Ok(Part::Text(data.to_owned()))
+        }
+        _ => {
+            let known = "text, image, tool_result, or document of plain text";
+            Err(unexpected(format!("{path}.type"), known, &block["type"]))
+        }
+    }
+}
+
+fn picture(source: &Value, path: &str) -> Result<Part, ApiError> {
+    let text = |name: &str| {
+        let path = format!("{path}.source.{name}");
+        let text = source[name].as_str();
+        text.ok_or_else(|| ApiError::at(Code::MissingField, path, "a string is needed"))
+    };
+    let url = match source["type"].as_str() {
+        Some("base64") => format!("data:{};base64,{}", text("media_type")?, text("data")?),
+        Some("url") => text("url")?.to_owned(),
+        _ => return Err(unexpected(format!("{path}.source.type"), "base64 or url", &source["type"])),
+    };
+    Ok(Part::Image(Image { url, detail: None }))
+}
+
+fn tool_result(block: &Value, path: &str) -> Result<Message, ApiError> {
+    let id = block["tool_use_id"].as_str();
+    let missing = || ApiError::at(Code::MissingField, format!("{path}.tool_use_id"), "a string is needed");
+    let id = id.ok_or_else(missing)?.to_owned();
+    let content = match &block["content"] {
+        Value::Null => Content::Text(String::new()),
+        Value::String(text) => Content::Text(text.clone()),
+        Value::Array(blocks) => {
+            let one = |(place, block): (usize, &Value)| part(block, &format!("{path}.content[{place}]"));
+            Content::Parts(blocks.iter().enumerate().map(one).collect::<Result<_, _>>()?)
+        }
+        other => return Err(unexpected(format!("{path}.content"), "a string or content blocks", other)),
+    };
+    Ok(Message { content, tool_call_id: Some(id), ..Message::text(Role::Tool, "") })
+}
+
+fn tool_use(block: &Value, path: &str) -> Result<ToolCall, ApiError> {
+    let text = |name: &str| {
+        let missing = || ApiError::at(Code::MissingField, format!("{path}.{name}"), "a string is needed");
+        block[name].as_str().map(str::to_owned).ok_or_else(missing)
+    };
+    let arguments = match &block["input"] {
+        Value::Null => Map::new(),
+        Value::Object(input) => input.clone(),
+        other => return Err(unexpected(format!("{path}.input"), "an object", other)),
+    };
+    Ok(ToolCall { id: Some(text("id")?), name: text("name")?, arguments })
+}
+
+fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
+    let Some(mut inner) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
+    let parallel = !inner.flag("disable_parallel_tool_use", false)?;
+    let kind = inner.need("type")?;
+    let choice = match kind.as_str() {
+        Some("auto") => ToolChoice::Auto,
+        Some("none") => ToolChoice::None,
+        Some("any") => ToolChoice::Required,
+        Some("tool") => {
+            let name = inner.need("name")?;
+            let name = name.as_str().unwrap_or_default().to_owned();
+            if !tools.iter().any(|tool| tool.name == name) {
+                return Err(ApiError::invalid(
+                    "tool_choice.name",
+                    "names a function that is not among the tools",
+                ));
+            }
+            ToolChoice::Named(name)
+        }
+        _ => return Err(unexpected("tool_choice.type", "auto, any, tool or none", &kind)),
+    };
+    Ok((choice, parallel))
+}
+
+/// Thinking on or off, and its budget.
+fn thinking(fields: &mut Fields, context: usize) -> Result<(Option<bool>, Option<i64>), ApiError> {
+    let Some(mut inner) = fields.object("thinking")? else { return Ok((None, None)) };
+    // A budget beyond the context is no limit; clients send one number to all models.
+    let budget = inner.integer("budget_tokens", 0, i64::MAX)?.map(|budget| budget.min(context as i64));
+    let words = [("enabled", true), ("adaptive", true), ("disabled", false)];
+    let is_on = inner.word("type", &words)?;
+    is_on.map(|is_on| (Some(is_on), budget)).ok_or_else(|| {
+        ApiError::at(Code::MissingField, "thinking.type", "enabled, adaptive or disabled is needed")
+    })
+}

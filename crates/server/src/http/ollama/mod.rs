@@ -1,0 +1,175 @@
+//! `/api/…`: Ollama's dialect.
+
+mod reply;
+mod request;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::app::{Context, json as json_response};
+use super::chat::{ChatRequest, Head, prepare};
+use super::completions::{self, CompletionRequest};
+use super::error::{ApiError, Code};
+use super::running::{Running, Update};
+use super::state::{App, Served, VERSION, now_seconds};
+use super::{body, flow, ids};
+use reply::{OllamaWriter, Route, rfc3339};
+
+/// Replies to a chat.
+#[utoipa::path(post, path = "/api/chat", tag = "Ollama", request_body = Object,
+    responses((status = 200, body = Object, description = "A line for each piece, or one object")))]
+pub(crate) async fn chat(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, context, headers, body, Route::Chat).await
+}
+
+/// Replies to a text.
+#[utoipa::path(post, path = "/api/generate", tag = "Ollama", request_body = Object,
+    responses((status = 200, body = Object, description = "A line for each piece, or one object")))]
+pub(crate) async fn generate(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, context, headers, body, Route::Generate).await
+}
+
+async fn answer(
+    app: App,
+    context: Context,
+    headers: HeaderMap,
+    body: Body,
+    route: Route,
+) -> Result<Response, ApiError> {
+    let served = app.served()?;
+    let bytes = body::read(&headers, body, &app.settings().limits).await?;
+    let turn = context.caller.turn()?;
+    let (app_, served_, context_) = (app.clone(), served.clone(), context.clone());
+    let prepared = app
+        .prepare(move || {
+            let map = body::object(&bytes)?;
+            let translated = match route {
+                Route::Chat => request::chat(map, &served_)?,
+                Route::Generate => request::generate(map, &served_)?,
+            };
+            if translated.is_empty {
+                return Ok(None);
+            }
+            let (mut job, facts) = if translated.is_raw {
+                let request = CompletionRequest::read(translated.map, &served_)?;
+                completions::prepare(&app_, &served_, &context_, request)?.job()
+            } else {
+                let request = ChatRequest::read(translated.map, &served_)?;
+                let prepared = prepare(&app_, &served_, &context_.caller, request)?;
+                (prepared.job, prepared.facts)
+            };
+            job.notes.extend(translated.notes);
+            Ok(Some((job, facts)))
+        })
+        .await?;
+    let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&app, route))) };
+    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
+    let head = Head::new(&app, &running, ids::made("ollama-"), now_seconds(), facts);
+    let is_stream = head.facts.params.stream;
+    let mut writer = OllamaWriter::new(head, route);
+    if is_stream {
+        return flow::respond(&app, running, writer, context.hangup).await;
+    }
+    let take = |update| {
+        if let Update::Piece(_, piece, _) = update {
+            writer.piece(piece);
+        }
+    };
+    running.whole_with(take).await?;
+    Ok(json_response(&writer.whole(&running)))
+}
+
+/// The answer to a client that only wants the model loaded, which it is.
+fn loaded(app: &App, route: Route) -> Value {
+    let mut line =
+        json!({"model": app.id(), "created_at": rfc3339(now_seconds()), "done": true, "done_reason": "load"});
+    match route {
+        Route::Chat => line["message"] = json!({"role": "assistant", "content": ""}),
+        Route::Generate => line["response"] = "".into(),
+    }
+    line
+}
+
+/// Version of this program.
+#[utoipa::path(get, path = "/api/version", tag = "Ollama", responses((status = 200, body = Object)))]
+pub(crate) async fn version() -> Response {
+    json_response(&json!({"version": VERSION}))
+}
+
+/// The served model as the only installed one.
+#[utoipa::path(get, path = "/api/tags", tag = "Ollama", responses((status = 200, body = Object)))]
+pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ApiError> {
+    let served = app.loaded()?;
+    let mut model = model(&app, &served);
+    model["modified_at"] = rfc3339(served.info.created).into();
+    Ok(json_response(&json!({"models": [model]})))
+}
+
+/// The served model as the only loaded one.
+#[utoipa::path(get, path = "/api/ps", tag = "Ollama", responses((status = 200, body = Object)))]
+pub(crate) async fn ps(State(app): State<App>) -> Result<Response, ApiError> {
+    let served = app.loaded()?;
+    let mut model = model(&app, &served);
+    model["size_vram"] = if served.info.backend == "cpu" { 0 } else { served.info.size }.into();
+    // It is never unloaded; clients expect a date.
+    model["expires_at"] = "2318-01-01T00:00:00Z".into();
+    model["context_length"] = served.context().into();
+    Ok(json_response(&json!({"models": [model]})))
+}
+
+/// Facts of the served model, whatever name is asked for.
+#[utoipa::path(post, path = "/api/show", tag = "Ollama", request_body = Object,
+    responses((status = 200, body = Object)))]
+pub(crate) async fn show(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = app.loaded()?;
+    body::object(&body::read(&headers, body, &app.settings().limits).await?)?;
+    let facts = Map::from_iter([
+        ("general.architecture".to_owned(), FAMILY.into()),
+        ("general.parameter_count".to_owned(), served.info.n_params.into()),
+        (format!("{FAMILY}.context_length"), served.context().into()),
+    ]);
+    Ok(json_response(&json!({
+        "modelfile": "", "parameters": "", "template": served.session.text().template.source(),
+        "details": details(), "model_info": facts, "capabilities": ["completion", "tools", "thinking"],
+        "modified_at": rfc3339(served.info.created),
+    })))
+}
+
+/// Models are not managed over HTTP.
+pub(crate) async fn not_managed() -> ApiError {
+    ApiError::new(
+        Code::NotImplemented,
+        "models are managed on the command line; this route is not implemented",
+    )
+}
+
+const FAMILY: &str = "qwen3_5_moe";
+
+fn details() -> Value {
+    json!({"parent_model": "", "format": "safetensors", "family": FAMILY, "families": [FAMILY],
+        "parameter_size": "", "quantization_level": ""})
+}
+
+/// The digest is that of the tokenizer, the only one known while serving.
+fn model(app: &App, served: &Served) -> Value {
+    json!({"name": app.id(), "model": app.id(), "size": served.info.size,
+        "digest": served.session.text().tokenizer.digest(), "details": details()})
+}

@@ -1,0 +1,62 @@
+//! `POST /v1/responses`: OpenAI's newer dialect, stateless.
+
+mod reply;
+mod request;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+
+use super::app::{Context, json};
+use super::chat::{Head, Prepared, located, prepare};
+use super::error::{ApiError, Code, quoted};
+use super::running::{Running, Update};
+use super::state::{App, now_seconds};
+use super::{body, flow, ids};
+
+pub use request::ResponsesRequest;
+
+/// Replies to items.
+#[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest,
+    responses((status = 200, body = Object, description = "`response`, or its events if streamed")))]
+pub(crate) async fn post(
+    State(app): State<App>,
+    Extension(context): Extension<Context>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = app.served()?;
+    let bytes = body::read(&headers, body, &app.settings().limits).await?;
+    let turn = context.caller.turn()?;
+    let (app_, served_, caller) = (app.clone(), served.clone(), context.caller.clone());
+    let (prepared, custom, echo) = app
+        .prepare(move || {
+            let read = request::read(body::object(&bytes)?, &served_)?;
+            let prepared = prepare(&app_, &served_, &caller, read.chat)
+                .map_err(|error| located(error, "input", &read.origins))?;
+            Ok((prepared, read.custom, read.echo))
+        })
+        .await?;
+    let Prepared { job, facts } = prepared;
+    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
+    let head = Head::new(&app, &running, ids::made("resp_"), now_seconds(), facts);
+    let is_stream = head.facts.params.stream;
+    let mut writer = reply::ResponseWriter::new(head, custom, echo);
+    if is_stream {
+        return flow::respond(&app, running, writer, context.hangup).await;
+    }
+    let take = |update| {
+        if let Update::Piece(_, piece, _) = update {
+            writer.piece(piece, &mut Vec::new());
+        }
+    };
+    running.whole_with(take).await?;
+    Ok(json(&writer.whole(&running)))
+}
+
+/// Replies are not kept.
+pub(crate) async fn by_id(Path(id): Path<String>) -> ApiError {
+    ApiError::new(Code::NotFound, format!("no response {}: this server keeps none", quoted(&id)))
+}

@@ -1,0 +1,14 @@
+//! The HTTP side over the fake model, whose replies a script may set, and over the demo model.
+
+#![allow(unreachable_pub, missing_docs)]
+
+mod cancel;
+mod chat;
+mod completions;
+mod errors;
+mod live;
+mod messages;
+mod routes;
+mod security;
+mod streams;
+mod support;
