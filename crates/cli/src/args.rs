@@ -10,8 +10,8 @@ use clap_complete::Shell;
 /// A MODEL is a folder with config.json and safetensors files, or
 /// `synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S`: random weights made in memory.
 ///
-/// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory, 5 device or driver,
-/// 7 mismatch found, 130 interrupted.
+/// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
+/// 5 device or driver, 7 mismatch found, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "clary", version, disable_version_flag = true, propagate_version = false)]
 pub(crate) struct Cli {
@@ -198,6 +198,14 @@ fn threads(text: &str) -> Result<usize, String> {
     number.ok_or(format!("a number from 1 to {THREADS_MAX}"))
 }
 
+/// Most rows of a scored forward.
+const CHUNK_MAX: usize = 4096;
+
+fn chunk(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|rows| (1..=CHUNK_MAX).contains(rows));
+    number.ok_or(format!("a number from 1 to {CHUNK_MAX}"))
+}
+
 /// A number from 1 to a million: nothing that is counted here is larger.
 fn count(text: &str) -> Result<usize, String> {
     text.parse()
@@ -321,8 +329,8 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) out: Option<PathBuf>,
     /// Rows of one forward; changes no byte of the result
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) chunk: u32,
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = chunk)]
+    pub(crate) chunk: usize,
     /// Also the MTP layer's scores of the token after the next
     #[arg(long)]
     pub(crate) mtp: bool,
@@ -359,7 +367,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads)]
     pub(crate) threads: Vec<usize>,
     /// Prompt lengths
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "32,128,512", value_parser = count)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count)]
+    #[arg(default_value = "32,128,512")]
     pub(crate) prompt: Vec<usize>,
     /// Tokens decoded after each prompt
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count)]

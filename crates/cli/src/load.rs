@@ -20,6 +20,10 @@ use crate::weights::Weights;
 /// Rows of a prefill step.
 pub(crate) const ROWS_MAX: usize = 512;
 
+/// Saved states of a chat: those that its next turn, a repetition or a step back starts from. The engine
+/// leaves a quarter of them at one prompt: its end, the system message's and the last message's.
+const CHAT_SNAPSHOTS: usize = 12;
+
 /// A model ready to step, and how it came to be.
 pub(crate) struct Loaded {
     /// The model.
@@ -48,10 +52,15 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes of a conversation: one sequence, and snapshots so that its next turn starts where the last one ended.
-    pub(crate) fn conversation(ctx: Ctx, draft: Draft) -> Self {
+    /// Sizes of a single reply.
+    pub(crate) fn reply(ctx: Ctx, draft: Draft) -> Self {
         let mtp = draft != Draft::Off;
-        Self { slots: 1, snapshots: 8, ctx, rows_max: ROWS_MAX, logits_rows_max: WINDOW_ROWS_MAX, mtp, draft }
+        Self { slots: 1, snapshots: 0, ctx, rows_max: ROWS_MAX, logits_rows_max: WINDOW_ROWS_MAX, mtp, draft }
+    }
+
+    /// Sizes of a chat: one sequence, and snapshots so that its next turn starts where the last one ended.
+    pub(crate) fn chat(ctx: Ctx, draft: Draft) -> Self {
+        Self { snapshots: CHAT_SNAPSHOTS, ..Self::reply(ctx, draft) }
     }
 }
 
@@ -72,6 +81,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         mtp: sizes.mtp && weights.parts.mtp,
         weights: weights.bytes,
         limit: memory::limit(args.memory_limit),
+        spare_pages: sizes.snapshots,
     };
     wish.settle(&settings, sizes.ctx)
 }

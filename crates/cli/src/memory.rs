@@ -50,6 +50,9 @@ pub(crate) struct Wish<'a> {
     pub(crate) weights: u64,
     /// Bytes that may be used.
     pub(crate) limit: Option<u64>,
+    /// K/V pages beyond those that fill every slot. A reply reserves pages up to the end of the context, and
+    /// each snapshot keeps a begun page of its own: without further pages no later turn could resume.
+    pub(crate) spare_pages: usize,
 }
 
 impl Wish<'_> {
@@ -63,20 +66,27 @@ impl Wish<'_> {
                 ))
                 .hint(format!("--ctx {most} is the longest")));
             }
-            Ctx::Tokens(tokens) => settings.with_context(tokens),
-            Ctx::Auto => match self.limit {
-                None => settings.with_context(most),
-                Some(limit) => {
-                    let fits =
-                        MemoryPlan::context_that_fits(self.config, settings, self.mtp, self.weights, limit);
-                    // Where not even one page fits, the check below says so.
-                    settings.with_context(fits.unwrap_or(1))
-                }
-            },
+            Ctx::Tokens(tokens) => self.sized(settings, tokens),
+            // Where not even one page fits, the check below says so.
+            Ctx::Auto => self.sized(settings, self.fits(settings).unwrap_or(1)),
         };
         settings.check(self.config)?;
         self.check(&settings)?;
         Ok(settings)
+    }
+
+    /// Settings for this context, spare pages included.
+    fn sized(&self, settings: &Settings, context: usize) -> Settings {
+        let settings = settings.with_context(context);
+        Settings { pages: settings.pages + self.spare_pages, ..settings }
+    }
+
+    /// The longest context that fits; `None` if not even a page does.
+    fn fits(&self, settings: &Settings) -> Option<usize> {
+        let Some(limit) = self.limit else { return Some(self.config.positions_max) };
+        let page = MemoryPlan::new(self.config, settings, self.mtp, self.weights).page;
+        let limit = limit.saturating_sub(self.spare_pages as u64 * page);
+        MemoryPlan::context_that_fits(self.config, settings, self.mtp, self.weights, limit)
     }
 
     /// Refuses what does not fit, with the budget and with settings that would.
@@ -90,14 +100,11 @@ impl Wish<'_> {
             budget(&plan, settings).text().trim_end()
         );
         let mut ways = Vec::new();
-        let fits = |settings: &Settings| {
-            MemoryPlan::context_that_fits(self.config, settings, self.mtp, self.weights, limit)
-        };
-        if let Some(context) = fits(settings) {
+        if let Some(context) = self.fits(settings) {
             ways.push(format!("--ctx {context}"));
         }
         let int8 = Settings { kv: device::KvForm::Int8, ..settings.clone() };
-        if let Some(context) = fits(&int8).filter(|_| settings.kv == device::KvForm::Int16) {
+        if let Some(context) = self.fits(&int8).filter(|_| settings.kv == device::KvForm::Int16) {
             ways.push(format!("--kv int8 --ctx {}", context.min(settings.context)));
         }
         let needed = plan.total().div_ceil(1 << 20);

@@ -49,9 +49,7 @@ impl Origin {
         }
         let missing = Failure::new(Exit::Model, format!("{text}: no such folder"));
         Err(if is_name(text) {
-            missing.hint(format!(
-                "if {text} is meant as a published name: there is no local store yet; give the folder of the files"
-            ))
+            missing.hint(format!("there is no local store yet to find the name {text} in; give a folder"))
         } else {
             missing.hint(
                 "a MODEL is a folder with config.json and safetensors files, or synth:CONFIG.json?scheme=S",

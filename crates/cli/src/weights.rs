@@ -23,7 +23,7 @@ pub(crate) struct Weights {
     pub(crate) config: Config,
     /// Which optional parts are there.
     pub(crate) parts: Parts,
-    /// Bytes of what a run loads: everything but the vision tower.
+    /// Bytes of all that is stored: at least what a run loads, which has no vision tower yet.
     pub(crate) bytes: u64,
     /// The folder with the tokenizer's files.
     pub(crate) dir: PathBuf,

@@ -38,10 +38,11 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
         );
     }
     let thinking = Thinking::new(&args.model)?;
-    let interrupt = Interrupt::install()?;
-    let sizes = Sizes::conversation(args.model.ctx, args.draft.draft);
-    let running = session::start(&args.model, args.threads.threads, sizes, output)?;
+    // The line editor takes Ctrl-C for itself as long as it lives, so it must come first.
     let mut lines = Lines::new(output)?;
+    let interrupt = Interrupt::install()?;
+    let sizes = Sizes::chat(args.model.ctx, args.draft.draft);
+    let running = session::start(&args.model, args.threads.threads, sizes, output)?;
     let mut chat = Chat {
         sampling: settings::sampling(&args.sampling, &running.session.text().defaults),
         max_tokens: args.sampling.max_tokens,

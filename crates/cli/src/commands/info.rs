@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use checkpoint::Report;
+use checkpoint::{DtypeReport, FileReport, Report};
 use device::KvForm;
 use model::qwen3_5::{Config, MemoryPlan, MixerKind, Settings};
 use serde_json::{Value, json};
@@ -140,12 +140,11 @@ impl Facts {
     fn document(&self, weights: &Weights) -> Value {
         let (config, report) = (&weights.config, self.report.as_ref());
         let dtypes = report.map(|report| {
-            let one = |d: &checkpoint::DtypeReport| json!({"dtype": d.dtype, "tensors": d.tensors, "bytes": d.bytes});
+            let one = |d: &DtypeReport| json!({"dtype": d.dtype, "tensors": d.tensors, "bytes": d.bytes});
             report.dtypes.iter().map(one).collect::<Vec<_>>()
         });
         let files = report.map(|report| {
-            let one =
-                |f: &checkpoint::FileReport| json!({"name": f.name, "tensors": f.tensors, "bytes": f.bytes});
+            let one = |f: &FileReport| json!({"name": f.name, "tensors": f.tensors, "bytes": f.bytes});
             report.files.iter().map(one).collect::<Vec<_>>()
         });
         let devices: Vec<Value> = device_rows()

@@ -29,7 +29,7 @@ pub(crate) fn logits(args: &LogitsArgs, output: &Output) -> Result {
         return Err(Failure::usage("--mtp: this model has no MTP layer").hint("leave --mtp out"));
     }
     let ctx = context(&args.model.ctx, ids.len(), weights.config.positions_max)?;
-    let chunk = ids.len().min(args.chunk as usize);
+    let chunk = ids.len().min(args.chunk);
     let sizes = Sizes {
         slots: 1,
         snapshots: 0,

@@ -23,7 +23,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
     let prompt = prompt(args.prompt.as_deref())?;
     let interrupt = Interrupt::install()?;
     let draft = args.draft.draft;
-    let sizes = Sizes::conversation(args.model.ctx, draft);
+    let sizes = Sizes::reply(args.model.ctx, draft);
     let running = session::start(&args.model, args.threads.threads, sizes, output)?;
     let sampling = settings::sampling(&args.sampling, &running.session.text().defaults);
     let seed = sampling.seed;

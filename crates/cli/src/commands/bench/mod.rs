@@ -25,7 +25,7 @@ struct Measured {
     loads: Vec<(usize, Duration)>,
     /// Largest memory of the process before the machine was measured; `None` where the system does not say.
     peak: Option<u64>,
-    /// Bytes of the weights.
+    /// Bytes of the weights that were loaded, as stored.
     weights: u64,
     /// Multiply-adds with weight matrices for one prompt token.
     work: u64,
@@ -59,7 +59,7 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
         machines: Vec::new(),
         loads: Vec::new(),
         peak: None,
-        weights: weights.bytes,
+        weights: 0,
         work: measure::work(&weights.config),
         device: String::new(),
     };
@@ -67,6 +67,7 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
         let mut loaded = load::load(&weights, &args.model, Some(threads), sizes, output)?;
         measured.loads.push((threads, loaded.time));
         measured.device = loaded.qwen.device().name();
+        measured.weights = loaded.qwen.memory_plan().weights;
         let mut progress = Progress::new(output, "measuring", Unit::Count);
         let total = (args.prompt.len() * args.reps) as u64;
         let mut done = 0;

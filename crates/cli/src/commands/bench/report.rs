@@ -79,7 +79,8 @@ pub(super) fn print(measured: &Measured, args: &BenchArgs, output: &Output) -> R
     text.push_str(&machines(&measured.machines).text());
     text.push('\n');
     for (threads, time) in &measured.loads {
-        text.push_str(&format!("load {:.2} s with {threads} threads\n", time.as_secs_f64()));
+        let plural = if *threads == 1 { "" } else { "s" };
+        text.push_str(&format!("load {:.2} s with {threads} thread{plural}\n", time.as_secs_f64()));
     }
     text.push_str(&memory(measured));
     Ok(output.out(&text)?)

@@ -1,0 +1,100 @@
+//! What is refused before anything is loaded, and the commands that load nothing.
+
+use crate::{clary, clary_with, demo, project, tiny};
+
+#[test]
+fn mistakes_on_the_command_line_are_usage_errors() {
+    let demo = demo();
+    for args in [
+        &[][..],
+        &["nonsense"],
+        &["run"],
+        &["run", &demo, "a", "--temperature", "9"],
+        &["run", &demo, "a", "--temperature", "nan"],
+        &["run", &demo, "a", "--temperature", "-1"],
+        &["run", &demo, "a", "--top-p", "0"],
+        &["run", &demo, "a", "--min-p", "2"],
+        &["run", &demo, "a", "--seed", "-1"],
+        &["run", &demo, "a", "--kv", "int4"],
+        &["run", &demo, "a", "--threads", "0"],
+        &["run", &demo, "a", "--ctx", "0"],
+        &["run", &demo, "a", "--draft", "9"],
+        &["run", &demo, "a", "--memory-limit", "12GB"],
+        &["run", &demo, "a", "--template-kwargs", "{"],
+        &["run", &demo, "a", "--template-kwargs", "{\"tools\": []}"],
+        &["run", &demo, "a", "--thinking", "on", "--template-kwargs", "{\"enable_thinking\": false}"],
+        &["run", &demo, "a", "--quiet", "-v"],
+        &["logits", &demo],
+        &["bench", &demo, "--reps", "0"],
+        &["bench", &demo, "--prompt", "1,x"],
+        &["completions", "cmd"],
+        &["info", "synth:x.json?colour=red"],
+    ] {
+        clary(args).code(2).err_has("hint: ");
+    }
+}
+
+#[test]
+fn empty_prompts_are_usage_errors() {
+    let demo = demo();
+    for (args, input) in [
+        (&["run", &demo, ""][..], ""),
+        (&["run", &demo, " \n "], ""),
+        (&["run", &demo, "-"], ""),
+        (&["run", &demo], "\n"),
+    ] {
+        clary_with(args, input).code(2).err_has("the prompt is empty").err_has("hint: ");
+    }
+}
+
+#[test]
+fn missing_models_are_refused() {
+    for command in ["info", "check", "run", "chat", "bench"] {
+        let prompt = if command == "run" { &["question"][..] } else { &[] };
+        let args = [&[command, "no/such/folder/anywhere"], prompt].concat();
+        clary(&args).code(3).err_has("no/such/folder/anywhere: no such folder").err_has("hint: ");
+    }
+    clary(&["info", "owner/name"]).code(3).err_has("no local store yet");
+    clary(&["info", &project("models/demo/config.json")]).code(3).err_has("is a file");
+    clary(&["info", &project("docs")]).code(3).err_has("config.json");
+    clary(&["info", "synth:no/config.json"]).code(3).err_has("no/config.json");
+    clary(&["info", &format!("synth:{}/config.json?scheme=x", tiny())]).code(2).err_has("mlx-4bit");
+}
+
+#[test]
+fn devices_that_are_not_here_are_refused() {
+    for device in ["cuda:0", "abacus"] {
+        clary(&["run", &demo(), "a", "--device", device]).code(5).err_has(device).err_has("hint: ");
+    }
+}
+
+#[test]
+fn help_version_manual_and_completions() {
+    clary(&["--help"]).code(0).out_has("bench");
+    clary(&["run", "--help"]).code(0).out_has("--memory-limit");
+    let version = clary(&["version"]).code(0).out_has(concat!("clary ", env!("CARGO_PKG_VERSION")));
+    assert!(version.out.contains("isa "), "{version:?}");
+    assert_eq!(clary(&["version", "--json"]).code(0).json()["version"], env!("CARGO_PKG_VERSION"));
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        clary(&["completions", shell]).code(0).out_has("clary");
+    }
+    clary(&["man"]).code(0).out_has(".TH clary 1");
+    let dir = tempfile::tempdir().unwrap();
+    clary(&["man", &dir.path().display().to_string()]).code(0);
+    assert!(dir.path().join("clary-run.1").is_file());
+}
+
+#[test]
+fn nobody_has_to_read_the_output() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_clary"))
+        .args(["completions", "zsh"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}
