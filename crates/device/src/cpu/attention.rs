@@ -1,12 +1,13 @@
 //! Causal attention over integer K/V (`docs/arithmetic.md`, scores, blocks and merge).
 //!
-//! Work is cut into *batches*: up to [`VECTORS`] query vectors (the query heads of one K/V head, of one row or of a
-//! few rows of a chain) that share every load of K and V. A batch walks its blocks of 64 keys in order: integer dots,
-//! scores, weights, integer dots, merge. Where there are few batches and much context, spans of 512 keys are computed
-//! apart and folded afterwards; the folds are the same.
+//! Work is cut into *batches*: up to [`VECTORS`] query vectors (the query heads of one K/V head, of one row
+//! or of a few rows of a chain) that share every load of K and V. A batch walks its blocks of 64 keys in
+//! order: integer dots, scores, weights, integer dots, merge. Where there are few batches and much context,
+//! spans of 512 keys are computed apart and folded afterwards; the folds are the same.
 //!
-//! Row r of a window sees the keys at token indices up to its own. On a chain a key's place is its index. A tree row
-//! sees its ancestors at their own indices: the blocks from the window's start on are gathered for each row.
+//! Row r of a window sees the keys at token indices up to its own. On a chain a key's place is its index. A
+//! tree row sees its ancestors at their own indices: the blocks from the window's start on are gathered for
+//! each row.
 
 use super::{
     attention_block::{fold_values, score_group, weigh},
@@ -71,14 +72,15 @@ impl Fold {
         }
     }
 
-    /// Takes in maximum and sum of a later part of vector `v`; returns the factors of its values and of those held.
-    /// `None`: nothing was held, the part's values replace what is there.
+    /// Takes in maximum and sum of a later part of vector `v`; returns the factors of its values and of those
+    /// held. `None`: nothing was held, the part's values replace what is there.
     fn admit(&mut self, v: usize, max: f32, sum: f32) -> Option<(f32, f32)> {
         if !self.seen[v] {
             (self.seen[v], self.max[v], self.sum[v]) = (true, max, sum);
             return None;
         }
-        // A NaN score leaves a maximum of the others, but its sum is NaN; all NaN leave -inf, and factors 0 or NaN.
+        // A NaN score leaves a maximum of the others, but its sum is NaN; all NaN leave -inf, and factors 0
+        // or NaN.
         let both = if max > self.max[v] { max } else { self.max[v] };
         let (of_part, of_held) = (super::math::exp2(max - both), super::math::exp2(self.max[v] - both));
         self.sum[v] = sum.mul_add(of_part, self.sum[v] * of_held);
@@ -376,8 +378,8 @@ pub(crate) fn attention(
     });
 }
 
-/// Every span of every batch is a task of its own; then the spans of each batch are folded in order. `partial` holds
-/// `[batch, span, vector]` values followed by maximum, sum and 1 if anything was seen.
+/// Every span of every batch is a task of its own; then the spans of each batch are folded in order.
+/// `partial` holds `[batch, span, vector]` values followed by maximum, sum and 1 if anything was seen.
 fn spans_apart(
     plan: &Plan<'_>,
     batches: &[Batch],

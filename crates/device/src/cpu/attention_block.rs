@@ -101,7 +101,8 @@ by_isa! {
     ) -> Weighed = weigh_body
 }
 
-/// `Q_11` as [`quant::quantize_group`] defines it, in a form that vectorizes: up to 2^11 every code is `rint(t)`.
+/// `Q_11` as [`quant::quantize_group`] defines it, in a form that vectorizes: up to 2^11 every code is
+/// `rint(t)`.
 #[inline(always)]
 fn quantize(values: &[f32; KEYS], codes: &mut [i16; KEYS]) -> f32 {
     /// Adding it leaves `rint(t)` in the low bits.
@@ -122,7 +123,8 @@ fn quantize(values: &[f32; KEYS], codes: &mut [i16; KEYS]) -> f32 {
     power_of_two(e - ATTENTION_BITS)
 }
 
-/// Takes a block's values `I * unit` into `held`: merged with `(factor of the block, factor of held)`, or as they are.
+/// Takes a block's values `I * unit` into `held`: merged with `(factor of the block, factor of held)`, or as
+/// they are.
 #[inline(always)]
 fn fold_values_body(high: &[i32], low: &[i32], unit: f32, factors: Option<(f32, f32)>, held: &mut [f32]) {
     let n = held.len();
@@ -148,8 +150,13 @@ fn fold_values_body(high: &[i32], low: &[i32], unit: f32, factors: Option<(f32, 
 }
 by_isa! {
     /// Merges a block's values.
-    pub(crate) fn fold_values(high: &[i32], low: &[i32], unit: f32, factors: Option<(f32, f32)>, held: &mut [f32])
-        = fold_values_body
+    pub(crate) fn fold_values(
+        high: &[i32],
+        low: &[i32],
+        unit: f32,
+        factors: Option<(f32, f32)>,
+        held: &mut [f32],
+    ) = fold_values_body
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Causal depthwise convolution and silu.
 //!
-//! Row r takes its taps from its ancestors in the window, then from the place's state: the last `conv_taps - 1` input
-//! rows, oldest first. Per channel `acc = fma(tap, input, acc)` from +0, oldest first, then silu.
+//! Row r takes its taps from its ancestors in the window, then from the place's state: the last `conv_taps -
+//! 1` input rows, oldest first. Per channel `acc = fma(tap, input, acc)` from +0, oldest first, then silu.
 
 use super::{
     isa::by_isa,

@@ -1,8 +1,8 @@
 //! The gated delta rule (`docs/arithmetic.md`, Gated DeltaNet step; `docs/model.md` section 4).
 //!
-//! First every row's keys, queries and gates are prepared once; then each strip of value columns takes all tokens of
-//! its window in turn. Sums over the key index have 16 lanes, kept as 16 vectors over the strip's columns, so no sum
-//! crosses a vector. Strips, heads and windows are independent.
+//! First every row's keys, queries and gates are prepared once; then each strip of value columns takes all
+//! tokens of its window in turn. Sums over the key index have 16 lanes, kept as 16 vectors over the strip's
+//! columns, so no sum crosses a vector. Strips, heads and windows are independent.
 
 use super::{
     delta_strip::{LANES, decay_and_recall, update, update_and_read},

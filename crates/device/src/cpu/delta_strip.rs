@@ -1,7 +1,7 @@
 //! The two passes of the delta rule over a strip of state, for each instruction set.
 //!
-//! A strip is `[Dk]` rows of [`STRIP`] columns. Sums over the key index have [`LANES`] lanes, each a vector over the
-//! columns, in registers for a whole pass; the plain functions are the definition.
+//! A strip is `[Dk]` rows of [`STRIP`] columns. Sums over the key index have [`LANES`] lanes, each a vector
+//! over the columns, in registers for a whole pass; the plain functions are the definition.
 
 use super::{
     isa::{Isa, by_isa},
@@ -139,8 +139,9 @@ mod x86 {
     use super::{LANES, Lanes, STRIP};
     use std::arch::x86_64::*;
 
-    /// Defines both passes for vectors of `$width` columns and `$batch` lanes at a time: as many as the registers
-    /// hold. Lanes of a batch take the rows of their residues in ascending order, so every row is met once.
+    /// Defines both passes for vectors of `$width` columns and `$batch` lanes at a time: as many as the
+    /// registers hold. Lanes of a batch take the rows of their residues in ascending order, so every row is
+    /// met once.
     macro_rules! passes {
         ($recall:ident, $update:ident, $features:literal, $vector:ty, $width:literal, $batch:literal,
          $zero:ident, $set:ident, $load:ident, $store:ident, $mul:ident, $add:ident, $fma:ident) => {

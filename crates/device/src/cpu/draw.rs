@@ -1,7 +1,7 @@
 //! Logits to tokens (`docs/arithmetic.md`, logits to tokens).
 //!
-//! Order: penalties and bias, mask and vocabulary, temperature, top-k, top-p, min-p, Gumbel argmax. Sums over the
-//! vocabulary are exact integers, so their order is free. The raw distribution is that of the ids below
+//! Order: penalties and bias, mask and vocabulary, temperature, top-k, top-p, min-p, Gumbel argmax. Sums over
+//! the vocabulary are exact integers, so their order is free. The raw distribution is that of the ids below
 //! [`Draw::vocabulary`], nothing changed or masked.
 
 use super::{
@@ -14,7 +14,8 @@ use crate::{DeviceError, Draw, Drawn};
 
 /// Ids whose maximum is kept to skip them at once.
 const CHUNK: usize = 64;
-/// First distance below the best z at which candidates of top-p are looked for; it doubles until enough are found.
+/// First distance below the best z at which candidates of top-p are looked for; it doubles until enough are
+/// found.
 const TOP_P_DISTANCE: f32 = 4.0;
 /// Below this distance (in units of z) every weight is 0: 2^-41 rounds to 0, and exp(-28.5) is less.
 const WEIGHTLESS_DISTANCE: f32 = 28.5;
@@ -64,7 +65,8 @@ fn perturb_body(z: &[f32], first: u32, key: &philox::Key, out: &mut [f32]) {
 }
 by_isa! { fn perturb(z: &[f32], first: u32, key: &philox::Key, out: &mut [f32]) = perturb_body }
 
-/// `-log(-log(u))` with `u = (bits + 0.5) * 2^-23` of the token's 23 bits. From -2.82 to 16.64, never infinite.
+/// `-log(-log(u))` with `u = (bits + 0.5) * 2^-23` of the token's 23 bits. From -2.82 to 16.64, never
+/// infinite.
 #[inline(always)]
 fn gumbel(key: &philox::Key, token: u32) -> f32 {
     const STEP: f32 = 1.0 / 8_388_608.0;
@@ -187,7 +189,7 @@ fn share_of(share: f32, sum: u64) -> u64 {
     if shift >= 128 {
         return (product > 0) as u64;
     }
-    (product + ((1u128 << shift) - 1) >> shift) as u64
+    ((product + ((1u128 << shift) - 1)) >> shift) as u64
 }
 
 /// The `count` best ids by (value, lower id), best first, as pick keys; -inf and NaN are left out.
@@ -227,9 +229,9 @@ fn collect(values: &[f32], maxima: &[f32], bound: f32, keys: &mut Vec<u64>) {
 fn sample(isa: super::Isa, draw: &Draw, scratch: &mut Scratch) -> Option<u32> {
     let Scratch { z, maxima, keys } = scratch;
     let noise = philox::Key::new(draw.seed, draw.choice, draw.position);
-    let (top_k, top_p) = (draw.top_k as usize, draw.top_p < 1.0);
+    let (top_k, top_p, min_p) = (draw.top_k as usize, draw.top_p < 1.0, draw.min_p > 0.0);
     let all = top_k == 0 || top_k >= z.len();
-    if all && !top_p && !(draw.min_p > 0.0) {
+    if all && !top_p && !min_p {
         perturb_in_place(isa, z, &noise);
         return best(isa, z, maxima);
     }
@@ -258,7 +260,7 @@ fn sample(isa: super::Isa, draw: &Draw, scratch: &mut Scratch) -> Option<u32> {
     } else {
         collect(z, maxima, f32::NEG_INFINITY, keys);
     }
-    if draw.min_p > 0.0 {
+    if min_p {
         let least = share_of(draw.min_p, weight(*keys.first()?));
         keys.truncate(keys.partition_point(|&key| weight(key) >= least).max(1));
     }

@@ -1,8 +1,8 @@
 //! Paged K/V codes (`docs/arithmetic.md`, K/V cache).
 //!
-//! Codes are signed bytes, one *digit* plane for int8 and two for int16 (`code = 256 * high + low`, high first). A
-//! page holds one attention block of [`PAGE_TOKENS`] keys per head, laid out so that the integer dots of
-//! [`super::panels`] need no sum across lanes:
+//! Codes are signed bytes, one *digit* plane for int8 and two for int16 (`code = 256 * high + low`, high
+//! first). A page holds one attention block of [`PAGE_TOKENS`] keys per head, laid out so that the integer
+//! dots of [`super::panels`] need no sum across lanes:
 //!
 //! * K: `[digit][16-key block][dim pair][16 keys][2 dims]`;
 //! * V: `[digit][16-dim block][key pair][16 dims][2 keys]`;

@@ -1,13 +1,13 @@
-//! The transcendental functions of `docs/arithmetic.md` (rule 2) in f32: one polynomial each, branch-free, made of
-//! `+ - * /`, fused multiply-add, comparisons with selects and integer operations on bits, so that the same text
-//! gives the same bits in Rust, CUDA and OpenCL and vectorizes anywhere.
+//! The transcendental functions of `docs/arithmetic.md` (rule 2) in f32: one polynomial each, branch-free,
+//! made of `+ - * /`, fused multiply-add, comparisons with selects and integer operations on bits, so that
+//! the same text gives the same bits in Rust, CUDA and OpenCL and vectorizes anywhere.
 //!
 //! Stated errors are against float64 over every f32 input; the tests walk a strided part of them.
 
+use std::f32::consts::{LN_2, LOG2_E};
+
 /// `1.5 * 2^23`: adding it rounds a small float to an integer (ties to even) in the low bits.
 const ROUND: f32 = 12_582_912.0;
-/// `log2(e)`.
-const LOG2_E: f32 = 1.442_695;
 /// The high 15 bits of `ln 2`: its product with an exponent is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 /// `ln 2` less [`LN2_HIGH`].
@@ -23,8 +23,8 @@ pub(crate) fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `p * 2^n` for `n` from -127 to 129 and p near 1, overflowing to infinity. Two factors, because `2^128` is not
-/// a float. A NaN p stays NaN whatever n is.
+/// `p * 2^n` for `n` from -127 to 129 and p near 1, overflowing to infinity. Two factors, because `2^128` is
+/// not a float. A NaN p stays NaN whatever n is.
 #[inline(always)]
 fn scale(p: f32, n: i32) -> f32 {
     let half = n >> 1;
@@ -63,7 +63,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
     let q = q.mul_add(r, 0.009_618_437);
     let q = q.mul_add(r, 0.055_503_324);
     let q = q.mul_add(r, 0.240_226_48);
-    let q = q.mul_add(r, 0.693_147_2);
+    let q = q.mul_add(r, LN_2);
     let result = scale(q.mul_add(r, 1.0), exponent(shifted));
     if x < EXP2_MIN { 0.0 } else { result }
 }

@@ -1,8 +1,8 @@
 //! The CPU device: the executable definition of `docs/arithmetic.md`.
 //!
-//! One file per stage. A body is plain Rust compiled once per instruction set ([`isa`]), so all sets give the same
-//! bits; only the integer dots of matrices and attention are written for each set, beside their definition. Work is
-//! shared between threads by rows, heads and strips, never by splitting a sum.
+//! One file per stage. A body is plain Rust compiled once per instruction set ([`isa`]), so all sets give the
+//! same bits; only the integer dots of matrices and attention are written for each set, beside their
+//! definition. Work is shared between threads by rows, heads and strips, never by splitting a sum.
 
 mod attention;
 mod attention_block;

@@ -1,8 +1,8 @@
 //! The integer dots of attention: signed byte panels times 16-bit codes, one sum per lane.
 //!
-//! A panel is `[steps][16 lanes][2]` signed bytes; a vector is `[steps][2]` codes of at most 2^11. Every lane adds
-//! `panel[s][lane][0] * x[s][0] + panel[s][lane][1] * x[s][1]` over at most 32 steps: below 2^25, exact in any order.
-//! Several vectors (query heads that share a K/V head, or rows) share the loads of a panel.
+//! A panel is `[steps][16 lanes][2]` signed bytes; a vector is `[steps][2]` codes of at most 2^11. Every lane
+//! adds `panel[s][lane][0] * x[s][0] + panel[s][lane][1] * x[s][1]` over at most 32 steps: below 2^25, exact
+//! in any order. Several vectors (query heads that share a K/V head, or rows) share the loads of a panel.
 
 use super::isa::Isa;
 
@@ -26,8 +26,8 @@ pub(crate) struct Panels<'a> {
     pub(crate) stride: usize,
 }
 
-/// `out[v * out_stride + p * 16 + lane]` = dot of lane `lane` of panel `p` with the vector at `x[v * x_stride]`, for
-/// `vectors` (1 to [`VECTORS`]) vectors.
+/// `out[v * out_stride + p * 16 + lane]` = dot of lane `lane` of panel `p` with the vector at `x[v *
+/// x_stride]`, for `vectors` (1 to [`VECTORS`]) vectors.
 pub(crate) fn panel_dots(
     isa: Isa,
     panels: Panels<'_>,
@@ -46,7 +46,8 @@ pub(crate) fn panel_dots(
         use super::isa::Kind;
         match isa.kind() {
             Kind::Scalar => {}
-            // SAFETY: an `Isa` of a kind exists only where the processor has its features; the sizes were checked.
+            // SAFETY: an `Isa` of a kind exists only where the processor has its features; the sizes were
+            // checked.
             Kind::Avx2 => return unsafe { x86::avx2(panels, x, x_stride, vectors, out, out_stride) },
             // SAFETY: as above.
             Kind::Avx512 => return unsafe { x86::avx512(panels, x, x_stride, vectors, out, out_stride) },

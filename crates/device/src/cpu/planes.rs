@@ -21,7 +21,8 @@ impl Plane {
     }
 }
 
-/// All planes of a device. A stage takes its outputs out, so that inputs can be read meanwhile, and puts them back.
+/// All planes of a device. A stage takes its outputs out, so that inputs can be read meanwhile, and puts them
+/// back.
 #[derive(Default)]
 pub(crate) struct Planes(Vec<Plane>);
 

@@ -33,7 +33,8 @@ pub(crate) fn key_id(key: u64) -> u32 {
     !(key as u32)
 }
 
-/// The k best of one row, best first. A NaN logit anywhere makes all weights NaN; the picks stay k distinct experts.
+/// The k best of one row, best first. A NaN logit anywhere makes all weights NaN; the picks stay k distinct
+/// experts.
 #[inline(always)]
 fn route_row_body(logits: &[f32], keys: &mut [u64], ids: &mut [u32], weights: &mut [f32]) {
     let mut fault = false;
@@ -93,7 +94,8 @@ fn combine_row_body(routed: &[f32], weights: &[f32], shared: &[f32], gate: f32, 
     }
 }
 by_isa! {
-    fn combine_row(routed: &[f32], weights: &[f32], shared: &[f32], gate: f32, out: &mut [f32]) = combine_row_body
+    fn combine_row(routed: &[f32], weights: &[f32], shared: &[f32], gate: f32, out: &mut [f32])
+        = combine_row_body
 }
 
 /// [`crate::Device::combine`] over `out` `[rows, width]`.

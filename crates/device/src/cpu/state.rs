@@ -1,8 +1,8 @@
 //! States of one delta-net layer: storage, snapshots, and the inputs kept of uncommitted windows.
 //!
-//! A recurrent state `[Hv, Dk, Dv]` is kept in strips of [`STRIP`] value columns, `[Hv, strips, Dk, STRIP]`: the rule
-//! works column by column, so a strip stays in the nearest cache while all tokens of a window pass over it. Columns
-//! beyond `Dv` are zeros. A convolution state is `[conv_taps - 1, C]`, oldest row first.
+//! A recurrent state `[Hv, Dk, Dv]` is kept in strips of [`STRIP`] value columns, `[Hv, strips, Dk, STRIP]`:
+//! the rule works column by column, so a strip stays in the nearest cache while all tokens of a window pass
+//! over it. Columns beyond `Dv` are zeros. A convolution state is `[conv_taps - 1, C]`, oldest row first.
 
 use crate::{DeltaShape, DeltaState, DeviceError, VectorRef};
 

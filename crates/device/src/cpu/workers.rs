@@ -8,6 +8,9 @@ use super::{
 /// Values a task should touch so that its start (about a microsecond) does not show.
 const TASK_VALUES: usize = 16_384;
 
+/// Works on some rows of two outputs: `(first row, a rows, b rows)`.
+type RowsWork<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 /// Threads and the instruction set they use.
 pub(crate) struct Workers {
     pub(crate) pool: Pool,
@@ -20,14 +23,15 @@ impl Workers {
         self.rows2(out, width, &mut [], 0, &|first, out, _| work(first, out));
     }
 
-    /// The same over two outputs with equal row counts: `work(first, a rows, b rows)`. `b` may be empty with width 0.
+    /// The same over two outputs with equal row counts: `work(first, a rows, b rows)`. `b` may be empty with
+    /// width 0.
     pub(crate) fn rows2(
         &self,
         a: &mut [f32],
         a_width: usize,
         b: &mut [f32],
         b_width: usize,
-        work: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+        work: &RowsWork<'_>,
     ) {
         let rows = a.len() / a_width;
         assert_eq!((a.len(), b.len()), (rows * a_width, rows * b_width), "whole rows");

@@ -1,5 +1,5 @@
-//! Stages of the CPU device: errors against the float64 device, equal bits in every instruction set, thread count,
-//! row count, window and chunk.
+//! Stages of the CPU device: errors against the float64 device, equal bits in every instruction set, thread
+//! count, row count, window and chunk.
 
 mod attention;
 mod delta_net;
