@@ -79,8 +79,8 @@ fn prompt(tokens: usize, vocabulary: usize) -> Vec<u32> {
     (0..tokens).map(|at| (id(at) % vocabulary as u64) as u32).collect()
 }
 
-/// Multiply-adds of the weight matrices that one prompt token goes through. The head is not among them: it scores
-/// the last token of a prompt only.
+/// Multiply-adds of the weight matrices that one prompt token goes through. The head is not among them: it
+/// scores the last token of a prompt only.
 pub(super) fn work(config: &Config) -> u64 {
     let parts = Parts { head: false, mtp: false, vision: false };
     let table = |name: &str| name.ends_with("embed_tokens") || name.ends_with("lm_head");
