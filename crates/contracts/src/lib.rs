@@ -13,6 +13,7 @@ mod lane;
 mod report;
 pub mod rewrite;
 pub mod score;
+pub mod soak;
 mod subject;
 
 pub use lane::{Lane, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
