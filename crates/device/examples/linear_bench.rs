@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release -p device --example linear_bench [instruction sets]`
 //!
-//! Prints, per instruction set and thread count: a decode row as bytes of weights per second with its share of the
-//! read bandwidth, and a prompt as multiply-adds per second with their share of the 16-bit (dense: f32) peak. Times are
-//! processor time of the process divided by the threads, best of several runs.
+//! Prints, per instruction set and thread count: a decode row as bytes of weights per second with its share
+//! of the read bandwidth, and a prompt as multiply-adds per second with their share of the 16-bit (dense:
+//! f32) peak. Times are processor time of the process divided by the threads, best of several runs.
 
 use std::error::Error;
 

@@ -1,9 +1,10 @@
 //! Routed experts: SwiGLU of each (row, expert) pair on its own (`docs/arithmetic.md`, expert output).
 //!
-//! Pairs are sorted by expert, so that the rows of an expert are neighbours and its weights are read once for all of
-//! them. One region of the pool computes gate and up, `silu(gate) * up` and its codes: a task owns whole groups of
-//! the hidden columns. A second one computes down into the order of the pairs. A decode step has one row, whose
-//! quantized form all experts share; with more rows the forms are copied into blocks per expert.
+//! Pairs are sorted by expert, so that the rows of an expert are neighbours and its weights are read once for
+//! all of them. One region of the pool computes gate and up, `silu(gate) * up` and its codes: a task owns
+//! whole groups of the hidden columns. A second one computes down into the order of the pairs. A decode step
+//! has one row, whose quantized form all experts share; with more rows the forms are copied into blocks per
+//! expert.
 
 use quant::Matrix;
 
@@ -139,8 +140,8 @@ fn list(tasks: &mut Vec<Task>, starts: &[usize], parts: impl Fn(usize) -> usize)
     }
 }
 
-/// `out[r * k + i] = down(silu(gate x_r) * up x_r)` with the matrices of expert `ids[r * k + i]`; `x` is `[rows, H]`,
-/// `ids` `[rows, k]`, `out` `[rows * k, H]`.
+/// `out[r * k + i] = down(silu(gate x_r) * up x_r)` with the matrices of expert `ids[r * k + i]`; `x` is
+/// `[rows, H]`, `ids` `[rows, k]`, `out` `[rows * k, H]`.
 ///
 /// # Panics
 /// If a length does not fit or an id is not an expert's.
@@ -224,7 +225,8 @@ fn inputs(
     });
 }
 
-/// Columns of the hidden values that one task computes: whole groups of the down matrix, whole panels of gate and up.
+/// Columns of the hidden values that one task computes: whole groups of the down matrix, whole panels of gate
+/// and up.
 fn hidden_step(experts: &PackedExperts, expert: usize) -> usize {
     experts.down[expert].group().unwrap_or(PANEL).max(PANEL)
 }

@@ -1,9 +1,9 @@
 //! The pool: threads made once that run numbered tasks together with their caller.
 //!
-//! A decode step has about ten parallel regions per layer, so a region must cost about a microsecond: workers spin
-//! for a moment before they sleep, tasks are claimed from one counter, and a worker that wakes too late for a region
-//! is not waited for. Which thread runs a task is left open; tasks therefore write to ranges of their own
-//! ([`Disjoint`]) and no result may depend on the order.
+//! A decode step has about ten parallel regions per layer, so a region must cost about a microsecond: workers
+//! spin for a moment before they sleep, tasks are claimed from one counter, and a worker that wakes too late
+//! for a region is not waited for. Which thread runs a task is left open; tasks therefore write to ranges of
+//! their own ([`Disjoint`]) and no result may depend on the order.
 
 use std::{
     any::Any,
@@ -24,8 +24,8 @@ const SPIN_ROUNDS: u32 = 4000;
 /// Rounds the caller spins for the last workers before it offers its core.
 const FINISH_ROUNDS: u32 = 2000;
 
-/// Bits of [`Shared::state`]: how many workers are inside the region, whether more may enter, and above them the
-/// number of the region.
+/// Bits of [`Shared::state`]: how many workers are inside the region, whether more may enter, and above them
+/// the number of the region.
 const INSIDE: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
 const REGION: u64 = 1 << 17;
@@ -53,9 +53,9 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is written by the one caller of `run` while the region is closed and empty, and read by workers that
-// entered an open region; the state word orders the two. The pointed-to work is `Sync` and outlives the region,
-// because `run` returns only after closing it and seeing it empty.
+// SAFETY: `job` is written by the one caller of `run` while the region is closed and empty, and read by
+// workers that entered an open region; the state word orders the two. The pointed-to work is `Sync` and
+// outlives the region, because `run` returns only after closing it and seeing it empty.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer is the only part that is not `Send` by itself.
 unsafe impl Send for Shared {}
@@ -99,8 +99,8 @@ impl Shared {
         let mut guard = lock(&self.gate);
         self.sleepers.fetch_add(1, SeqCst);
         let answer = loop {
-            // Checked after `sleepers` is raised: a caller that opened before this check is seen by it, one that
-            // opens after it sees the sleeper and takes the gate.
+            // Checked after `sleepers` is raised: a caller that opened before this check is seen by it, one
+            // that opens after it sees the sleeper and takes the gate.
             if let Some(answer) = arrived() {
                 break answer;
             }
@@ -143,8 +143,8 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller counted (at least 1). Workers are pinned to cores of their own where
-    /// the system allows it and there are enough; the caller's thread is left as it is.
+    /// A pool of `threads` threads, the caller counted (at least 1). Workers are pinned to cores of their own
+    /// where the system allows it and there are enough; the caller's thread is left as it is.
     pub(crate) fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, INSIDE as usize);
         let shared = Arc::new(Shared {
@@ -182,7 +182,8 @@ impl Pool {
     /// Runs `work(0)` to `work(tasks - 1)`, each once, and returns when all are done.
     ///
     /// # Panics
-    /// With the first panic of a task; tasks not yet begun are then left out. Also if called from inside a task.
+    /// With the first panic of a task; tasks not yet begun are then left out. Also if called from inside a
+    /// task.
     pub(crate) fn run(&self, tasks: usize, work: &Work<'_>) {
         assert!(!self.running.swap(true, Acquire), "a pool region inside a pool region");
         // SAFETY: only the lifetime changes; the region is closed and empty before `run` returns.

@@ -1,7 +1,7 @@
 //! What this machine can do at most: memory reads, 16-bit and f32 multiply-adds per second.
 //!
-//! Benchmarks state their results as shares of these. Times are processor times of the slowest thread, best of
-//! several runs, so that a loaded machine changes them little.
+//! Benchmarks state their results as shares of these. Times are processor times of the slowest thread, best
+//! of several runs, so that a loaded machine changes them little.
 
 use std::{hint::black_box, thread, time::Duration};
 
@@ -28,8 +28,8 @@ pub fn read_bandwidth(isa: Isa, threads: usize) -> f64 {
     (part * threads.max(1) * 8) as f64 / seconds
 }
 
-/// 16-bit multiply-adds per second of `threads` threads together, operands in registers: `vpdpwssd`, or `vpmaddwd`
-/// and an addition.
+/// 16-bit multiply-adds per second of `threads` threads together, operands in registers: `vpdpwssd`, or
+/// `vpmaddwd` and an addition.
 pub fn dot16_peak(isa: Isa, threads: usize) -> f64 {
     let lanes = match isa.kind() {
         Kind::Scalar => 1,
@@ -108,8 +108,9 @@ fn thread_time() -> Duration {
     wall_time()
 }
 
-/// Processor time of all threads of this process together; wall time where the system does not tell. Its difference
-/// over a call, divided by the threads that took part, is what the call takes on a machine without other load.
+/// Processor time of all threads of this process together; wall time where the system does not tell. Its
+/// difference over a call, divided by the threads that took part, is what the call takes on a machine without
+/// other load.
 pub fn process_time() -> Duration {
     #[cfg(target_os = "linux")]
     if let Some(time) = clock(libc::CLOCK_PROCESS_CPUTIME_ID) {
@@ -161,8 +162,8 @@ mod x86 {
 
     use super::{CHAINS, ROUNDS};
 
-    /// A loop of one instruction (or two, with a temporary) on independent sums. Assembly, because the compiler
-    /// would fold a loop whose result it can tell.
+    /// A loop of one instruction (or two, with a temporary) on independent sums. Assembly, because the
+    /// compiler would fold a loop whose result it can tell.
     macro_rules! chains {
         ($(#[$meta:meta])* $name:ident, $register:ident, $zero:expr, $one:expr, $($line:literal),+) => {
             $(#[$meta])*

@@ -1,9 +1,10 @@
 //! Quantized activations in the order the kernels read them.
 //!
 //! Rows are taken in *blocks* of a few rows that one kernel call works on. A block of `r` rows is stored as
-//! `[quad][row]` of two words, so a kernel walks one contiguous stream whatever `r` is, and rows whose distance is a
-//! large power of two never compete for the same cache set. The two words of a quad hold its four codes as the
-//! instruction set wants them ([`Order`]). Beside them, `[group][row]`, are the unit and the sum of the codes.
+//! `[quad][row]` of two words, so a kernel walks one contiguous stream whatever `r` is, and rows whose
+//! distance is a large power of two never compete for the same cache set. The two words of a quad hold its
+//! four codes as the instruction set wants them ([`Order`]). Beside them, `[group][row]`, are the unit and
+//! the sum of the codes.
 
 use std::ops::Range;
 
@@ -122,8 +123,8 @@ impl FormWriter<'_> {
         self.group
     }
 
-    /// Quantizes whole groups of one row: `values` start at column `col` of row `row`, which lies in the block of the
-    /// rows `block`.
+    /// Quantizes whole groups of one row: `values` start at column `col` of row `row`, which lies in the
+    /// block of the rows `block`.
     ///
     /// # Safety
     /// No other task may write these columns of this block at the same time.
@@ -182,8 +183,8 @@ impl FormWriter<'_> {
 }
 
 by_isa! {
-    /// `Q_14` of one group: [`quant::quantize_group`] with the same results, in a form that vectorizes. The words of
-    /// quad `q` go to `words[q * stride]`.
+    /// `Q_14` of one group: [`quant::quantize_group`] with the same results, in a form that vectorizes. The
+    /// words of quad `q` go to `words[q * stride]`.
     fn quantize(order: Order, values: &[f32], stride: usize, words: &mut [Words]) -> GroupUnit = quantize_body
 }
 

@@ -1,8 +1,8 @@
-//! Dense matrices as stored: `docs/arithmetic.md`, dense matrix. An f32 dot over 64 lanes, lane = k mod 64, by fma
-//! from +0 in ascending order, then the halving tree; missing products are `fma(0, 0, lane)`.
+//! Dense matrices as stored: `docs/arithmetic.md`, dense matrix. An f32 dot over 64 lanes, lane = k mod 64,
+//! by fma from +0 in ascending order, then the halving tree; missing products are `fma(0, 0, lane)`.
 //!
-//! [`multiply`] is the entry. The scalar body is the definition; the vector body keeps lanes of several outputs and
-//! rows in registers, so that weights and activations are loaded once for all of them.
+//! [`multiply`] is the entry. The scalar body is the definition; the vector body keeps lanes of several
+//! outputs and rows in registers, so that weights and activations are loaded once for all of them.
 
 use std::ops::Range;
 
@@ -115,8 +115,9 @@ fn tree(lanes: &mut [f32]) -> f32 {
     lanes[0]
 }
 
-/// The vector body (loops count, as in `super::kernel`); `V` vectors make 64 lanes. `R` rows at a time go through
-/// [`many`], with `O` outputs at a time; rows that are left, and the row of a decode step, through [`dots`], with `F`.
+/// The vector body (loops count, as in `super::kernel`); `V` vectors make 64 lanes. `R` rows at a time go
+/// through [`many`], with `O` outputs at a time; rows that are left, and the row of a decode step, through
+/// [`dots`], with `F`.
 #[inline(always)]
 unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize, const F: usize>(args: &Args<'_>) {
     let mut row = args.rows.start;
@@ -139,9 +140,10 @@ unsafe fn vector<E: Engine, const V: usize, const R: usize, const O: usize, cons
     }
 }
 
-/// All outputs of the task for `R` rows: [`COLUMNS`] columns after another, one vector of lanes at a time. With a part
-/// of the lanes a block of `R` by `O` dots fits the registers, and few loads feed many fmas. The inputs are copied
-/// side by side first: rows a power of two apart would push each other out of the nearest cache.
+/// All outputs of the task for `R` rows: [`COLUMNS`] columns after another, one vector of lanes at a time.
+/// With a part of the lanes a block of `R` by `O` dots fits the registers, and few loads feed many fmas. The
+/// inputs are copied side by side first: rows a power of two apart would push each other out of the nearest
+/// cache.
 #[inline(always)]
 unsafe fn many<E: Engine, const V: usize, const R: usize, const O: usize>(args: &Args<'_>, row: usize) {
     let count = args.outputs.len();
@@ -200,8 +202,8 @@ unsafe fn gather<E: Engine, const V: usize, const R: usize>(
     }
 }
 
-/// Goes on with vector `v` of the lanes of `R` rows by `O` outputs from output `o` of the task on, over `steps` times
-/// 64 columns from column `first` on.
+/// Goes on with vector `v` of the lanes of `R` rows by `O` outputs from output `o` of the task on, over
+/// `steps` times 64 columns from column `first` on.
 #[inline(always)]
 unsafe fn strip<E: Engine, const V: usize, const R: usize, const O: usize>(
     args: &Args<'_>,
@@ -280,7 +282,8 @@ unsafe fn dots<E: Engine, const V: usize, const R: usize, const O: usize>(
     output: usize,
 ) {
     let size = args.dtype.size();
-    // SAFETY of all blocks: `Engine`; pointers stay inside the rows, and the last, partial step reads padded copies.
+    // SAFETY of all blocks: `Engine`; pointers stay inside the rows, and the last, partial step reads padded
+    // copies.
     let mut lanes = unsafe { [[[E::splat(0.0); V]; O]; R] };
     let whole = args.cols / LANES * LANES;
     let mut weights = [args.weights.as_ptr(); O];

@@ -1,9 +1,9 @@
-//! The product of one panel of a grouped matrix with one block of rows: the law of `docs/arithmetic.md`, grouped
-//! matrix, in one place. [`multiply`] is the entry; which body runs never changes a bit.
+//! The product of one panel of a grouped matrix with one block of rows: the law of `docs/arithmetic.md`,
+//! grouped matrix, in one place. [`multiply`] is the entry; which body runs never changes a bit.
 //!
-//! The scalar body below is the definition. The vector body is written once over [`Engine`], the few operations an
-//! instruction set brings; its registers hold one output row per lane, so integer sums, scales and slice sums of
-//! different rows never meet. A panel is read once for all rows of a block.
+//! The scalar body below is the definition. The vector body is written once over [`Engine`], the few
+//! operations an instruction set brings; its registers hold one output row per lane, so integer sums, scales
+//! and slice sums of different rows never meet. A panel is read once for all rows of a block.
 
 use quant::{Dtype, Scheme, Zero};
 
@@ -39,7 +39,8 @@ struct Args<'a> {
 
 type Body = unsafe fn(&Args<'_>, &mut PanelOut);
 
-/// `out[row][lane] = sum over inputs of weight[lane] * x[row]` for the rows of `block`; other rows of `out` are left.
+/// `out[row][lane] = sum over inputs of weight[lane] * x[row]` for the rows of `block`; other rows of `out`
+/// are left.
 pub(super) fn multiply(isa: Isa, panel: Panel<'_>, block: Block<'_>, out: &mut PanelOut) {
     let Scheme { bits, group, zero, scales } = panel.scheme;
     let groups = block.groups.len() / block.rows;
@@ -136,8 +137,8 @@ const AHEAD_ROWS: usize = 2;
 
 /// The vector body for blocks of `R` rows, `N` vectors of lanes at a time.
 ///
-/// Here and below, loops count: closures and adapters of iterators are functions of their own, which the compiler may
-/// leave outside the instruction set of their caller.
+/// Here and below, loops count: closures and adapters of iterators are functions of their own, which the
+/// compiler may leave outside the instruction set of their caller.
 #[inline(always)]
 unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
     args: &Args<'_>,
@@ -146,8 +147,8 @@ unsafe fn vector<E: Engine, const BITS: usize, const R: usize, const N: usize>(
     let Args { panel, block, groups } = *args;
     let per_slice = SLICE / panel.scheme.group;
     for first in (0..PANEL).step_by(N * E::LANES) {
-        // SAFETY (of all blocks below): the caller has the engine's instructions, and `multiply` checked that codes,
-        // parameters, words and group units cover `groups` groups of the panel and of `R` rows.
+        // SAFETY (of all blocks below): the caller has the engine's instructions, and `multiply` checked that
+        // codes, parameters, words and group units cover `groups` groups of the panel and of `R` rows.
         let mut totals = unsafe { [[E::splat(0.0); N]; R] };
         for slice in (0..groups).step_by(per_slice) {
             let mut sums = unsafe { [[E::splat(0.0); N]; R] };
@@ -239,7 +240,8 @@ unsafe fn step<E: Engine, const BITS: usize, const R: usize, const N: usize, con
     }
 }
 
-/// `sums = fma(I, s*u, sums)`, then `fma(b', csum*u, sums)` where there is a bias, for the `n`-th vector of lanes.
+/// `sums = fma(I, s*u, sums)`, then `fma(b', csum*u, sums)` where there is a bias, for the `n`-th vector of
+/// lanes.
 #[inline(always)]
 unsafe fn scale_group<E: Engine, const R: usize, const N: usize>(
     panel: &Panel<'_>,

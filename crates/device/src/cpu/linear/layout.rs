@@ -1,12 +1,13 @@
 //! The packed form of a grouped matrix: what the kernels stream.
 //!
-//! A *panel* is 32 output rows, two *tiles* of 16; missing rows of the last panel are zeros. In a tile each row owns
-//! one 32-bit lane of a 64-byte vector, so a register holds the same inputs of 16 rows and sums never cross lanes. A
-//! *unit* is 32 inputs of a tile: one vector per bit of the width. Codes are split in bit planes whose width divides
-//! 8 (3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2; low bits in the first plane). In a plane of width `w`, a lane holds `8 / w`
-//! fields: `(lane >> w * field) & mask` has in its four bytes the codes of four consecutive inputs, a *quad*. Quad
-//! `q` of the unit's 8 is field `q % (8 / w)` of vector `q / (8 / w)` of the plane. The bytes read are exactly the
-//! stored bits, and one shift and one mask give bytes for an integer dot instruction.
+//! A *panel* is 32 output rows, two *tiles* of 16; missing rows of the last panel are zeros. In a tile each
+//! row owns one 32-bit lane of a 64-byte vector, so a register holds the same inputs of 16 rows and sums
+//! never cross lanes. A _unit_ is 32 inputs of a tile: one vector per bit of the width. Codes are split in
+//! bit planes whose width divides 8 (3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2; low bits in the first plane). In a
+//! plane of width `w`, a lane holds `8 / w` fields: `(lane >> w * field) & mask` has in its four bytes the
+//! codes of four consecutive inputs, a
+//! *quad*. Quad `q` of the unit's 8 is field `q % (8 / w)` of vector `q / (8 / w)` of the plane. The bytes
+//! read are exactly the stored bits, and one shift and one mask give bytes for an integer dot instruction.
 //!
 //! Codes: `[panel][unit][tile][vector][row of the tile]`. Scales and biases, in the stored dtype:
 //! `[panel][group][scales of 32 rows, biases of 32 rows]`.
@@ -166,7 +167,8 @@ impl Grouped {
         &self.store.bytes()[self.params.clone()][panel * bytes..][..bytes]
     }
 
-    /// Row `row` in f32 by the embedding rule of `docs/arithmetic.md`: `fma(s, code, b)`, or `s * (code - center)`.
+    /// Row `row` in f32 by the embedding rule of `docs/arithmetic.md`: `fma(s, code, b)`, or `s * (code -
+    /// center)`.
     pub(super) fn embed_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "embedding width");
@@ -229,8 +231,8 @@ pub(super) fn group_params(scheme: Scheme, params: &[u8], group: usize, row: usi
     }
 }
 
-/// Packs grouped matrices into one allocation, in parallel. Sources are discarded as they are consumed, so the peak
-/// is the packed bytes plus what the source's owner keeps resident.
+/// Packs grouped matrices into one allocation, in parallel. Sources are discarded as they are consumed, so
+/// the peak is the packed bytes plus what the source's owner keeps resident.
 pub(super) fn pack(pool: &Pool, isa: Isa, sources: &[(&Matrix, Scheme)]) -> Vec<Grouped> {
     let mut places = Vec::with_capacity(sources.len());
     let mut end = 0;

@@ -1,8 +1,8 @@
 //! Linear layers: grouped integer matrices and dense ones (`docs/arithmetic.md`, building blocks).
 //!
 //! [`PackedMatrix`] holds the weights in the order the kernels stream them ([`layout`]), [`Activations`] the
-//! quantized inputs ([`activations`]); [`linear`] splits the outputs of all matrices of a call over the pool, once.
-//! The bits of an output depend on its weights and its row of inputs alone.
+//! quantized inputs ([`activations`]); [`linear`] splits the outputs of all matrices of a call over the pool,
+//! once. The bits of an output depend on its weights and its row of inputs alone.
 
 mod activations;
 mod dense;
@@ -87,7 +87,8 @@ impl PackedMatrix {
         }
     }
 
-    /// Row `row` in f32 by the embedding rule: `fma(s, code, b)`, `s * (code - center)`, or the float widened.
+    /// Row `row` in f32 by the embedding rule: `fma(s, code, b)`, `s * (code - center)`, or the float
+    /// widened.
     pub(crate) fn embed_row(&self, row: usize, out: &mut [f32]) {
         match &self.0 {
             Packed::Grouped(grouped) => grouped.embed_row(row, out),
@@ -157,8 +158,8 @@ impl<'a> Outputs<'a> {
 }
 
 impl PackedMatrix {
-    /// Computes part `part` of [`Self::parts`] for the row blocks `range` of `inputs`; the results of its first row
-    /// go to row `to` of `out`.
+    /// Computes part `part` of [`Self::parts`] for the row blocks `range` of `inputs`; the results of its
+    /// first row go to row `to` of `out`.
     ///
     /// # Safety
     /// No other task may compute the same part for the same blocks at the same time.
@@ -210,7 +211,8 @@ pub(super) fn row_tasks(rows: usize) -> usize {
     rows.div_ceil(TASK_ROWS)
 }
 
-/// `out = x W^T` for several matrices over the same input `x` `[rows, cols]`; each `out` is `[rows, matrix.rows()]`.
+/// `out = x W^T` for several matrices over the same input `x` `[rows, cols]`; each `out` is `[rows,
+/// matrix.rows()]`.
 ///
 /// # Panics
 /// If a length does not fit.

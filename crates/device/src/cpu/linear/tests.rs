@@ -47,7 +47,8 @@ pub(in crate::cpu) fn floats(dtype: Dtype, values: impl IntoIterator<Item = f32>
     bytes
 }
 
-/// A matrix of `scheme` from codes and scales; biases are those that put the zero near the middle of the codes.
+/// A matrix of `scheme` from codes and scales; biases are those that put the zero near the middle of the
+/// codes.
 fn grouped_from(rows: usize, cols: usize, scheme: Scheme, codes: &[u8], scales: &[f32]) -> Matrix {
     let mut stream = Vec::new();
     pack_codes(scheme.bits, codes, &mut stream);

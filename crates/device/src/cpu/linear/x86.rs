@@ -1,8 +1,8 @@
 //! The engines of x86-64: AVX2, AVX-512 without and with VNNI.
 //!
-//! VNNI multiplies unsigned bytes of weights with signed bytes of activations: two dots per quad, for the high and
-//! the low digit of the codes, `I = 256 * high + low`. The other two widen the even and the odd bytes of a quad to
-//! 16 bits and multiply pairs: as many multiplies, more unpacking.
+//! VNNI multiplies unsigned bytes of weights with signed bytes of activations: two dots per quad, for the
+//! high and the low digit of the codes, `I = 256 * high + low`. The other two widen the even and the odd
+//! bytes of a quad to 16 bits and multiply pairs: as many multiplies, more unpacking.
 
 use std::arch::x86_64::*;
 
@@ -100,8 +100,8 @@ macro_rules! floats512 {
     };
 }
 
-// SAFETY of the blocks in all engines: `Engine`'s functions are called by code compiled for the engine's instruction
-// set, with pointers good for what the function reads or writes.
+// SAFETY of the blocks in all engines: `Engine`'s functions are called by code compiled for the engine's
+// instruction set, with pointers good for what the function reads or writes.
 impl Engine for Avx512Vnni {
     type Weights = __m512i;
     /// High and low digits.
