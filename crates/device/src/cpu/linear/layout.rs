@@ -2,12 +2,12 @@
 //!
 //! A *panel* is 32 output rows, two *tiles* of 16; missing rows of the last panel are zeros. In a tile each
 //! row owns one 32-bit lane of a 64-byte vector, so a register holds the same inputs of 16 rows and sums
-//! never cross lanes. A _unit_ is 32 inputs of a tile: one vector per bit of the width. Codes are split in
+//! never cross lanes. A *unit* is 32 inputs of a tile: one vector per bit of the width. Codes are split in
 //! bit planes whose width divides 8 (3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2; low bits in the first plane). In a
 //! plane of width `w`, a lane holds `8 / w` fields: `(lane >> w * field) & mask` has in its four bytes the
-//! codes of four consecutive inputs, a
-//! *quad*. Quad `q` of the unit's 8 is field `q % (8 / w)` of vector `q / (8 / w)` of the plane. The bytes
-//! read are exactly the stored bits, and one shift and one mask give bytes for an integer dot instruction.
+//! codes of four consecutive inputs, a *quad*. Quad `q` of the unit's 8 is field `q % (8 / w)` of vector
+//! `q / (8 / w)` of the plane. The bytes read are exactly the stored bits, and one shift and one mask give
+//! bytes for an integer dot instruction.
 //!
 //! Codes: `[panel][unit][tile][vector][row of the tile]`. Scales and biases, in the stored dtype:
 //! `[panel][group][scales of 32 rows, biases of 32 rows]`.
