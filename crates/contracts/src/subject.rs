@@ -20,7 +20,7 @@ pub enum Error {
         /// Name of the subject.
         subject: String,
         /// Why.
-        source: OpenError,
+        source: Box<OpenError>,
     },
     /// The engine does not start over the subject.
     #[error(transparent)]
@@ -129,7 +129,7 @@ impl Subject for Folder {
         };
         match open() {
             Ok(model) => Ok(Box::new(model)),
-            Err(source) => Err(Error::Open { subject: self.name(), source }),
+            Err(source) => Err(Error::Open { subject: self.name(), source: Box::new(source) }),
         }
     }
 }

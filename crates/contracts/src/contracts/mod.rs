@@ -15,7 +15,7 @@ pub use devices::{Signature, same_bits, signature};
 pub use drafted::drafted;
 pub use draws::{scored, seeded};
 pub use resumed::{moved, resumed};
-pub use served::served;
+pub use served::{served, streams};
 pub use windows::{trees, windows};
 
 use model::ModelError;

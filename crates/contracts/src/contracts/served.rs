@@ -13,24 +13,27 @@ const CACHED: [usize; 9] = [5, 40, 63, 64, 65, 100, 127, 128, 129];
 /// Requests at once: more than there are slots.
 const COMPANY: usize = 20;
 
+/// A token, the bits of its log-probability, and the same of the best tokens.
+type ScoreBits = (u32, u32, Vec<(u32, u32)>);
+
 /// What was heard of one choice, log-probabilities as bits.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Heard {
     tokens: Vec<u32>,
-    scores: Vec<(u32, u32, Vec<(u32, u32)>)>,
-    prompt_scores: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    scores: Vec<ScoreBits>,
+    prompt_scores: Vec<ScoreBits>,
     reason: Option<FinishReason>,
     hit_tokens: usize,
 }
 
 impl Heard {
     /// What must be equal: everything but the cache.
-    fn reply(&self) -> (&[u32], &[(u32, u32, Vec<(u32, u32)>)], &Option<FinishReason>) {
+    fn reply(&self) -> (&[u32], &[ScoreBits], &Option<FinishReason>) {
         (&self.tokens, &self.scores, &self.reason)
     }
 }
 
-fn bits(scores: Vec<Score>) -> impl Iterator<Item = (u32, u32, Vec<(u32, u32)>)> {
+fn bits(scores: Vec<Score>) -> impl Iterator<Item = ScoreBits> {
     scores.into_iter().map(|score| {
         let top = score.top.into_iter().map(|(token, logprob)| (token, logprob.to_bits())).collect();
         (score.token, score.logprob.to_bits(), top)
@@ -151,7 +154,8 @@ fn concurrent(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
         plain(&text[from..from + length], &samplings[at % 2])
     };
     let alone: Vec<Heard> = (0..COMPANY).map(|at| ask(handle, request(at))).collect::<Result<_, _>>()?;
-    let together = |at: usize| Request { drafting: Drafting::default(), cache: at % 3 > 0, ..request(at) };
+    let together =
+        |at: usize| Request { drafting: Drafting::default(), cache: !at.is_multiple_of(3), ..request(at) };
     let waiting: Vec<Waiting> =
         (0..COMPANY).map(|at| Waiting::submit(handle, together(at))).collect::<Result<_, _>>()?;
     for (at, waiting) in waiting.into_iter().enumerate() {
@@ -163,6 +167,41 @@ fn concurrent(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
         tally.same(&found.reply(), &alone[at].reply(), || format!("request {at} of {COMPANY} differs"));
     }
     Ok(tally.outcome(Contract::Concurrent, "20 requests at once, some cancelled"))
+}
+
+/// Requests at once, for each of `counts`, drafted as the engine likes and then again from the cache: every reply is
+/// the one that the request gets alone.
+pub fn streams(handle: &Handle, text: &[u32], counts: &[usize]) -> Result<Outcome, Refusal> {
+    let mut tally = Tally::default();
+    let samplings = samplings();
+    let request = |at: usize| {
+        let from = at * 5 % (text.len() / 2);
+        let length = text.len() - from - at * 7 % (text.len() / 4);
+        plain(&text[from..from + length], &samplings[at % 2])
+    };
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let alone: Vec<Heard> = (0..most).map(|at| ask(handle, request(at))).collect::<Result<_, _>>()?;
+    for &count in counts {
+        for pass in ["first", "second"] {
+            let cached = |at: usize| Request {
+                drafting: Drafting::default(),
+                cache: true,
+                namespace: format!("{count} streams"),
+                ..request(at)
+            };
+            let waiting: Vec<Waiting> =
+                (0..count).map(|at| Waiting::submit(handle, cached(at))).collect::<Result<_, _>>()?;
+            for (at, waiting) in waiting.into_iter().enumerate() {
+                let found = waiting.hear().swap_remove(0);
+                tally.same(&found.reply(), &alone[at].reply(), || {
+                    format!(
+                        "{count} streams, {pass} time: the reply of stream {at} differs from its own alone"
+                    )
+                });
+            }
+        }
+    }
+    Ok(tally.outcome(Contract::Concurrent, "replies of several streams, twice"))
 }
 
 /// Prompts that begin with cached ones, and the next turns of conversations.
