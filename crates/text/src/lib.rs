@@ -3,7 +3,8 @@
 //! Into the model: [`Message`]s and [`Tool`]s of a request become a [`History`] by the API's rules, a
 //! [`ChatTemplate`] renders it, and the [`Tokenizer`] makes ids of it ([`Rendered`]). Out of the model: a
 //! [`Detokenizer`] turns ids into whole characters, a [`ReplyParser`] splits them into reasoning, content and
-//! tool calls, and [`StopStrings`] ends the content. Every step out is incremental, and cutting its input
+//! tool calls, and [`StopStrings`] ends the content. A [`GrammarCompiler`]
+//! says which tokens keep a reply in a wanted form. Every step out is incremental, and cutting its input
 //! into other pieces never changes the joined result.
 //!
 //! This crate knows no tensors, no engine and no HTTP. It reads files of a model folder and does no other
@@ -14,6 +15,7 @@ mod detokenizer;
 mod error;
 mod files;
 mod generation;
+mod grammar;
 mod history;
 mod marks;
 mod message;
@@ -28,6 +30,10 @@ pub use control::ControlToken;
 pub use detokenizer::{Delta, Detokenizer, HELD_BYTES_MAX};
 pub use error::{Fault, Note, RequestError, TextError};
 pub use generation::{CONFIG_BYTES_MAX, GenerationDefaults, STOP_IDS_MAX};
+pub use grammar::{
+    Answer, CHOICES_MAX, Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Matcher, NotAllowed,
+    REGEX_BYTES_MAX, SCHEMA_DEPTH_MAX,
+};
 pub use history::{History, HistoryImage, LATE_SYSTEM_MARK, LateSystem};
 pub use message::{
     Content, Image, MESSAGES_MAX, Message, PARTS_MAX, Part, Role, SCHEMA_BYTES_MAX, TOOL_NAME_MAX,

@@ -1,0 +1,154 @@
+//! Tool calls drawn at random are whole calls with valid arguments.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use text::{Answer, Calls, End, Grammar, GrammarFault, Reply, ReplyOptions, Tool};
+
+use crate::support::{demo, draw};
+use crate::validity;
+
+fn tools(strict: bool) -> Vec<Tool> {
+    let weather = json!({"type": "object", "properties": {
+        "city": {"type": "string", "minLength": 2, "maxLength": 12},
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "detail": {"type": ["string", "null", "integer"]},
+        "where": {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "array", "items": {"type": "boolean"},
+            "maxItems": 2}]},
+        "box": {"type": "object", "properties": {"w": {"$ref": "#/$defs/size"}}, "required": ["w"],
+            "additionalProperties": false},
+        "any": {}},
+        "required": ["city", "days", "box"], "additionalProperties": false,
+        "$defs": {"size": {"type": "number", "minimum": 0, "maximum": 9}}});
+    let tools = json!([
+        {"type": "function", "function": {"name": "get_weather", "strict": strict, "parameters": weather}},
+        {"type": "function", "function": {"name": "now", "strict": strict}},
+    ]);
+    Tool::parse_all(&tools).unwrap()
+}
+
+fn compile(answer: Option<&Answer>, tools: &[Tool], required: bool, parallel: bool) -> Grammar {
+    demo().1.compile(answer, Some(&Calls { tools, required, parallel })).unwrap()
+}
+
+fn read(tools: &[Tool], text: &str) -> Reply {
+    let options = ReplyOptions { in_reasoning: false, raw_reasoning: false, tools: Arc::from(tools) };
+    Reply::read(options, text, End::Stop)
+}
+
+fn check(tools: &[Tool], reply: &Reply, text: &str) {
+    for call in &reply.calls {
+        let tool = tools.iter().find(|tool| tool.name == call.name).unwrap();
+        let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+        assert_eq!(
+            validity::fault(&tool.parameters, &tool.parameters, &arguments),
+            None,
+            "{text}\n{arguments}"
+        );
+    }
+    assert!(reply.notes.is_empty() && reply.incomplete_call.is_none(), "{text}: {:?}", reply.notes);
+}
+
+#[test]
+fn required_calls_are_all_there_is() {
+    let tools = tools(true);
+    for parallel in [false, true] {
+        let grammar = compile(None, &tools, true, parallel);
+        let mut most = 0;
+        for seed in 1..40 {
+            let Some(text) = draw(&grammar, seed, 70) else { continue };
+            let reply = read(&tools, &text);
+            check(&tools, &reply, &text);
+            assert!(!reply.calls.is_empty() && reply.content.is_empty(), "{text}");
+            assert!(parallel || reply.calls.len() == 1);
+            most = most.max(reply.calls.len());
+        }
+        assert!(most > usize::from(parallel), "{most}");
+    }
+}
+
+#[test]
+fn a_named_function_is_the_one_that_is_called() {
+    let tools = tools(true);
+    let grammar = compile(None, &tools[1..], true, false);
+    assert_eq!(draw(&grammar, 1, 30).unwrap(), "<tool_call>\n<function=now>\n</function>\n</tool_call>");
+}
+
+#[test]
+fn an_answer_or_calls() {
+    let tools = tools(true);
+    let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+        "additionalProperties": false});
+    let grammar = compile(Some(&Answer::Schema(schema.clone())), &tools, false, true);
+    let (mut answers, mut calls) = (0, 0);
+    for seed in 1..60 {
+        let Some(text) = draw(&grammar, seed, 60) else { continue };
+        let reply = read(&tools, &text);
+        check(&tools, &reply, &text);
+        if reply.calls.is_empty() {
+            let value = serde_json::from_str(&reply.content).unwrap();
+            assert_eq!(validity::fault(&schema, &schema, &value), None);
+            answers += 1;
+        } else {
+            assert_eq!(reply.content, "");
+            calls += 1;
+        }
+    }
+    assert!(answers > 5 && calls > 2, "{answers} {calls}");
+}
+
+#[test]
+fn text_with_calls() {
+    let tools = tools(true);
+    let (tokenizer, _, _) = demo();
+    let grammar = compile(None, &tools, false, true);
+    let call = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+    let accepts = |text: &str| {
+        let mut matcher = grammar.matcher();
+        tokenizer.encode_raw(text).unwrap().into_iter().all(|id| matcher.advance(id).is_ok())
+            && matcher.can_end()
+    };
+    assert!(accepts("Let me look.\n\n"));
+    assert!(accepts(&format!("Let me look.\n\n{call}\n{call}")));
+    assert!(accepts(&format!("{call} Done.")));
+    assert!(!accepts("<tool_call>\n<function=other>\n</function>\n</tool_call>"));
+    assert!(!accepts("<tool_call>\n<function=get_weather>\n</function>\n</tool_call>"));
+    // Spelled by letters, the marker opens a call to the reader all the same.
+    let mut matcher = grammar.matcher();
+    let letters = tokenizer.encode_text("see <tool_call>").unwrap();
+    assert!(!letters.into_iter().all(|id| matcher.advance(id).is_ok()));
+    for seed in 1..20 {
+        let Some(text) = draw(&grammar, seed, 25) else { continue };
+        check(&tools, &read(&tools, &text), &text);
+    }
+}
+
+#[test]
+fn loose_tools_and_refusals() {
+    let parse = |parameters: Value, strict: bool| {
+        Tool::parse_all(&json!([{"type": "function", "function": {"name": "f", "strict": strict,
+            "parameters": parameters}}]))
+        .unwrap()
+    };
+    let compile =
+        |tools: &[Tool]| demo().1.compile(None, Some(&Calls { tools, required: true, parallel: false }));
+    for (parameters, pointer) in [
+        (json!({"type": "object", "properties": {"a": {"not": {}}}}), "/properties/a/not"),
+        (json!({"type": "object", "properties": {"a<b": {}}}), "/properties/a<b"),
+        (json!({"type": "object", "required": ["z"]}), "/required/0"),
+        (json!({"type": "object", "properties": {"a": {"minimum": 1}}}), "/properties/a"),
+        (json!({"anyOf": [{"type": "object"}]}), "/anyOf"),
+        (json!({"type": "array"}), "/type"),
+    ] {
+        let error = compile(&parse(parameters.clone(), true)).unwrap_err();
+        assert_eq!(
+            (error.pointer.as_str(), error.index, error.fault),
+            (pointer, Some(0), GrammarFault::Unsupported)
+        );
+        let tools = parse(parameters, false);
+        let grammar = compile(&tools).unwrap();
+        let text = (1..30).find_map(|seed| draw(&grammar, seed, 20)).unwrap();
+        assert_eq!(read(&tools, &text).calls.len(), 1, "{text}");
+    }
+}
