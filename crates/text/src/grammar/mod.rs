@@ -44,10 +44,10 @@ const CHOICES_BYTES_MAX: usize = 256 << 10;
 const STACK_BYTES: usize = 32 << 20;
 /// Kinds of constraints keep within these, each of which is far less than a second and 64 MiB.
 const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 2_000,
+    max_items_in_row: 20_000,
     initial_lexer_fuel: 1_000_000,
     step_lexer_fuel: 500_000,
-    step_max_items: 100_000,
+    step_max_items: 400_000,
     max_lexer_states: 30_000,
     max_grammar_size: 200_000,
     precompute_large_lexemes: false,

@@ -84,7 +84,7 @@ fn sizes() {
 /// The largest of each kind, within a second on an idle machine.
 #[test]
 fn costly_constraints_are_compiled_or_refused_in_time() {
-    let properties: serde_json::Map<String, Value> = (0..2_000)
+    let properties: serde_json::Map<String, Value> = (0..1_500)
         .map(|index| (format!("property_{index}"), json!({"type": "string", "maxLength": 40})))
         .collect();
     let anys = |depth: usize| {
@@ -95,8 +95,11 @@ fn costly_constraints_are_compiled_or_refused_in_time() {
     };
     let choices = (0..1024).map(|index| format!("{:0200}", index * 7919)).collect();
     let values: Vec<String> = (0..5_000).map(|index| format!("value {}", index * 7919 % 5_003)).collect();
+    let big = json!({"type": "object", "properties": properties});
+    let counts: Vec<Value> = (0..2_000).map(|index| json!({"minItems": index})).collect();
     for answer in [
-        Answer::Schema(json!({"type": "object", "properties": properties})),
+        Answer::Schema(json!({"type": "array", "items": big.clone(), "anyOf": counts})),
+        Answer::Schema(big),
         Answer::Schema(json!({"enum": values})),
         Answer::Schema(anys(5)),
         Answer::Schema(json!({"type": "string", "maxLength": 1 << 20, "minLength": 1 << 19})),
@@ -110,7 +113,6 @@ fn costly_constraints_are_compiled_or_refused_in_time() {
         Answer::Choice(choices),
     ] {
         let (result, time) = timed(&answer);
-        eprintln!("TIME {time:?} {}", result.is_ok());
         assert!(time < Duration::from_secs(5), "{time:?}");
         if let Err(error) = result {
             assert_eq!(error.fault, GrammarFault::TooComplex, "{error}");
@@ -132,9 +134,6 @@ fn costly_constraints_while_they_run() {
         for round in 0..60 {
             let begin = Instant::now();
             let choices = allowed(&mut matcher, tokenizer.vocab_size());
-            if begin.elapsed() > Duration::from_millis(20) {
-                eprintln!("MASK {:?} {round} {}", begin.elapsed(), choices.len());
-            }
             assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
             let Some(&token) = choices.get(round * 31 % choices.len().max(1)) else { break };
             matcher.advance(token).unwrap();

@@ -4,6 +4,7 @@
 //! to it, and bounds size, depth and references before anything is compiled. What comes out has local
 //! definitions under plain names, `oneOf` of disjoint branches as `anyOf`, and formats as expressions.
 
+mod cost;
 mod disjoint;
 mod facts;
 mod finite;
@@ -79,6 +80,7 @@ pub(super) fn enforced_part(root: &Value, part: &Value, at: &str) -> Result<Valu
         _ => return Err(GrammarError::unsupported(at, "no value is valid against this schema")),
     };
     finite::check(&form, &walk.definitions, at)?;
+    cost::check(&form, &walk.definitions, at)?;
     if !walk.definitions.is_empty() {
         form.insert("$defs".to_owned(), Value::Object(walk.definitions));
     }
