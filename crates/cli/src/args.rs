@@ -66,6 +66,12 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
+    /// Built-in evaluations
+    Eval {
+        /// Which one
+        #[command(subcommand)]
+        eval: Eval,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -212,6 +218,14 @@ fn count(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|count| (1..=1_000_000).contains(count))
         .ok_or("a number from 1 to 1000000".into())
+}
+
+/// Most requests at once.
+const STREAMS_MAX: usize = 32;
+
+fn streams(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
+    number.ok_or(format!("a number from 1 to {STREAMS_MAX}"))
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
@@ -376,6 +390,29 @@ pub(crate) struct BenchArgs {
     /// Repetitions of each case
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count)]
     pub(crate) reps: usize,
+}
+
+/// `eval`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Eval {
+    /// The exactness contracts on this machine and model: exit code 7 if one does not hold
+    Exact(ExactArgs),
+}
+
+/// `eval exact`.
+#[derive(Debug, Args)]
+pub(crate) struct ExactArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    /// Numbers of requests at once
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    #[arg(default_value = "1,2,4,8")]
+    pub(crate) streams: Vec<usize>,
+    /// Every depth and length: takes many times longer
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
 #[cfg(test)]

@@ -165,6 +165,19 @@ impl From<OpenError> for Failure {
     }
 }
 
+impl From<contracts::Error> for Failure {
+    fn from(error: contracts::Error) -> Self {
+        use contracts::Error;
+        match error {
+            Error::Open { source, .. } => (*source).into(),
+            Error::Engine(error) => error.into(),
+            Error::Refused(error) => error.into(),
+            Error::Model(error) => error.into(),
+            error @ Error::TooSmall { .. } => Self::of(Exit::Failure, &error),
+        }
+    }
+}
+
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
         let (exit, hint) = match error {

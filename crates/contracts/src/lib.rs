@@ -9,6 +9,7 @@
 
 pub mod contracts;
 pub mod evaluation;
+mod exact;
 mod lane;
 mod report;
 pub mod rewrite;
@@ -16,6 +17,7 @@ pub mod score;
 pub mod soak;
 mod subject;
 
+pub use exact::{Exact, exact};
 pub use lane::{Lane, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
 pub use report::{Contract, Outcome, Report, Tally};
 pub use subject::{Error, Folder, Sizes, Subject, check, check_replies};

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod check;
+mod eval;
 mod info;
 mod logits;
 mod manual;
@@ -23,6 +24,7 @@ pub(crate) fn dispatch(command: Command, output: &Output) -> Result {
         Command::Chat(args) => chat::chat(&args, output),
         Command::Logits(args) => logits::logits(&args, output),
         Command::Synth(args) => synth::synth(&args, output),
+        Command::Eval { eval } => eval::eval(&eval, output),
         Command::Bench(args) => bench::bench(&args, output),
         Command::Completions { shell } => manual::completions(shell, output),
         Command::Man { dir } => manual::manual(dir.as_deref(), output),

@@ -1,5 +1,6 @@
 //! The real binary on small models: exit codes, messages, output.
 
+mod exact;
 mod inspect;
 mod replies;
 mod scores;
