@@ -19,6 +19,7 @@ mod grammar;
 mod history;
 mod marks;
 mod message;
+mod nesting;
 mod python;
 mod render;
 mod reply;

@@ -13,7 +13,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value as Any};
 use serde_json::{Map, Value};
 
 use crate::error::TextError;
-use crate::{files, python};
+use crate::{files, nesting, python};
 
 /// Largest template, and largest `tokenizer_config.json`, bytes.
 pub const TEMPLATE_BYTES_MAX: u64 = 16 << 20;
@@ -70,6 +70,11 @@ impl ChatTemplate {
 
     /// Compiles a template; `constants` are visible to it by name.
     pub fn new(source: String, constants: Map<String, Value>) -> Result<Self, TextError> {
+        nesting::check(&source)?;
+        nesting::with_stack(|| Self::compile(source, constants))?
+    }
+
+    fn compile(source: String, constants: Map<String, Value>) -> Result<Self, TextError> {
         let mut environment = environment();
         let syntax = |error: Error| TextError::TemplateSyntax {
             line: error.line().unwrap_or(0),
@@ -286,6 +291,36 @@ mod tests {
         assert!(matches!(run(long, json!({})), Err(TextError::TemplateLimit { what: "output", .. })));
         assert!(run("{% include 'x' %}", json!({})).is_err());
         assert!(run("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", json!({})).is_err());
+    }
+
+    #[test]
+    fn chains_without_brackets_do_not_overflow_the_stack() {
+        let chain = |first: &str, link: &str, last: &str, links: usize| {
+            run(&format!("{first}{}{last}", link.repeat(links)), json!({}))
+        };
+        for (first, link, last) in [
+            ("{{ ", "-", "1 }}"),
+            ("{{ ", "not ", "1 }}"),
+            ("{{ ", "1+", "1 }}"),
+            ("{{ ", "1**", "1 }}"),
+            ("{{ ", "1~", "1 }}"),
+            ("{{ ", "1 and ", "1 }}"),
+            ("{{ ", "1 if 0 else ", "1 }}"),
+            ("{{ a", ".b", " }}"),
+            ("{{ a", "[0]", " }}"),
+            ("{{ a", "()", " }}"),
+            ("{{ 1", "|abs", " }}"),
+            ("{{ a", " is defined", " }}"),
+            ("{% set a", ".b", " = 1 %}"),
+            ("{% if 0 %}", "{% elif 0 %}", "{% endif %}"),
+        ] {
+            let refused = chain(first, link, last, 100_000);
+            assert!(matches!(refused, Err(TextError::TemplateSyntax { line: 1, .. })), "{link}: {refused:?}");
+            // The longest chain that is let through: whether it runs is the template's affair.
+            let code = link.bytes().filter(|byte| *byte != b' ').count();
+            let links = if link.contains("elif") { nesting::ELIF_MAX } else { 8000 / code };
+            let _ = chain(first, link, last, links);
+        }
     }
 
     #[test]
