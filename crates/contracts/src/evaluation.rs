@@ -181,6 +181,11 @@ impl Asker {
         })
     }
 
+    /// Tokens that end a reply.
+    pub fn stops(&self) -> &[u32] {
+        &self.stops
+    }
+
     /// Ids of a question's prompt, and whether the reply begins inside thinking.
     pub fn prompt(&self, item: &Item) -> Result<(Vec<u32>, bool), EvalError> {
         let history = History::new(Message::parse_all(&item.messages)?, LateSystem::default())?;

@@ -5,9 +5,11 @@
 //! machine and checkpoint. Contracts never panic: a difference is a row of the report.
 //!
 //! Beside them: [`score`] measures how far one model's logits are from another's, [`rewrite`] stores the same weights
-//! in another form, [`evaluation`] runs question sets with keys.
+//! in another form, [`evaluation`] runs question sets with keys, [`crowd`] asks many prompts at once, [`soak`] keeps an
+//! engine busy for long.
 
 pub mod contracts;
+pub mod crowd;
 pub mod evaluation;
 mod exact;
 mod lane;

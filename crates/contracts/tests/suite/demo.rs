@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::Instant;
 
+use contracts::crowd::{Acceptance, Prompt, ask_all};
 use contracts::evaluation::{Asker, Item, Marks, read_items};
 use contracts::{Folder, Runner, Sizes, Subject};
+use engine::{DraftPolicy, Drafting, Engine, Settings};
 use serde_json::Value;
 
 use crate::support::*;
@@ -53,4 +55,36 @@ fn the_demo_model_answers_as_its_reference() {
     assert_eq!(asked, 248);
     assert!(right >= 243, "{right} right, at least 243 expected");
     assert!(equal >= 240, "{equal} replies equal the reference, at least 240 expected");
+}
+
+#[test]
+fn company_and_drafts_change_no_reply_of_the_demo_model() {
+    let asker = Asker::open(&folder("demo")).expect("the demo model has its text files");
+    let every_tenth = questions().into_iter().step_by(10);
+    let prompt = |(item, _): (Item, Vec<u32>)| (asker.prompt(&item).expect("it is valid").0, item.max_tokens);
+    let prompts: Vec<Prompt> = every_tenth.map(prompt).collect();
+    let sizes = Sizes { slots: 8, snapshots: 8, context: 1088, rows_max: 512 };
+    let model = Folder::new(folder("demo"), "cpu").open(sizes).expect("the demo model loads");
+    let settings = Settings::new(model.spec().vocabulary, asker.stops().to_vec());
+    let handle = Engine::start(model, settings).expect("it starts");
+    let ask = |policy: DraftPolicy, at_once: usize| {
+        let drafting = Drafting { policy, copy: false, ..Drafting::default() };
+        ask_all(&handle, &prompts, drafting, at_once).expect("nothing is refused")
+    };
+    let expected = ask(DraftPolicy::Off, 1);
+    assert!(expected.iter().all(|reply| !reply.tokens.is_empty()));
+    for at_once in [1, 8] {
+        for policy in [DraftPolicy::Off, DraftPolicy::Fixed(3)] {
+            for (at, (found, expected)) in ask(policy, at_once).iter().zip(&expected).enumerate() {
+                assert_eq!(found.tokens, expected.tokens, "question {at}, {at_once} at once, {policy:?}");
+            }
+        }
+    }
+    let acceptance = Acceptance::of(&ask(DraftPolicy::Fixed(3), 8), 3);
+    println!("{acceptance:?}, {:.2} tokens a round", acceptance.tokens_per_round());
+    for (place, least) in [0.97, 0.97, 0.94].into_iter().enumerate() {
+        let share = acceptance.share(place);
+        assert!(share >= least, "draft {place}: {share:.3} accepted, at least {least} expected");
+    }
+    assert!(acceptance.tokens_per_round() >= 3.4, "{acceptance:?}");
 }
