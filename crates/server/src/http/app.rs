@@ -185,7 +185,8 @@ fn preflight() -> Response {
     response
 }
 
-/// Innermost: counts answers by route and status. A request whose client left before the answer counts as 499.
+/// Innermost: counts answers by route and status. A request whose client left before the answer counts as
+/// 499.
 async fn counted(State(app): State<App>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or("none", MatchedPath::as_str).to_owned();

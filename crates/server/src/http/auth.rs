@@ -40,11 +40,10 @@ impl Keys {
     pub fn new<'a>(lines: impl IntoIterator<Item = &'a str>, concurrency: Option<usize>) -> Self {
         let lines =
             lines.into_iter().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let key = |line: &str| {
-            let key = line.rsplit_once(':').map_or(line, |(_, key)| key.trim());
-            Key { digest: Sha256::digest(key).into(), running: AtomicUsize::new(0) }
-        };
-        let keys: Vec<Key> = lines.map(key).collect();
+        let key = |line: &str| line.split_once(':').map_or(line, |(_, key)| key.trim()).to_owned();
+        let kept = lines.map(key).filter(|key| !key.is_empty());
+        let key = |key: String| Key { digest: Sha256::digest(key).into(), running: AtomicUsize::new(0) };
+        let keys: Vec<Key> = kept.map(key).collect();
         Self { keys: keys.into(), concurrency }
     }
 
@@ -58,8 +57,7 @@ impl Keys {
         if self.keys.is_empty() {
             return Ok(Caller::default());
         }
-        let given = presented(headers).unwrap_or_default();
-        let digest: [u8; 32] = Sha256::digest(given).into();
+        let digest: [u8; 32] = Sha256::digest(presented(headers).unwrap_or_default()).into();
         let mut found = None;
         for (index, key) in self.keys.iter().enumerate() {
             let difference = key.digest.iter().zip(digest).fold(0, |sum, (a, b)| sum | (a ^ b));
@@ -137,7 +135,7 @@ mod tests {
 
     #[test]
     fn keys_are_read_and_compared() {
-        let keys = Keys::new("# ours\nalice: k1\n\n  k2 ".lines(), Some(1));
+        let keys = Keys::new("# ours\nalice: k1\n\n  k2 \nnobody:".lines(), Some(1));
         assert_eq!(keys.count(), 2);
         for (name, value, wanted) in [
             ("authorization", "Bearer k1", true),

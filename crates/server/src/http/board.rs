@@ -1,5 +1,5 @@
-//! Who sits in which slot: what `/slots` shows. Written on the engine thread from its own events, so that it never
-//! lags behind the engine.
+//! Who sits in which slot: what `/slots` shows. Written on the engine thread from its own events, so that it
+//! never lags behind the engine.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Constraints on the reply's tokens: wishes of a request, whoever can compile them, and the mask that waits until
-//! reasoning is over.
+//! Constraints on the reply's tokens: wishes of a request, whoever can compile them, and the mask that waits
+//! until reasoning is over.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! Reads the fields of a request object: typed, with ranges, every mistake with its path.
 //!
-//! A field that is asked for counts as known, null counts as absent, and what nobody asked for is named in the end.
+//! A field that is asked for counts as known, null counts as absent, and what nobody asked for is named in
+//! the end.
 
 use std::collections::BTreeSet;
 
@@ -165,12 +166,6 @@ impl Fields {
             }
         }
         Ok(())
-    }
-
-    /// Every name that was asked for.
-    #[cfg(test)]
-    pub(crate) fn known(&self) -> &BTreeSet<&'static str> {
-        &self.known
     }
 
     /// Names what nobody asked for.

@@ -1,5 +1,5 @@
-//! A reply as a stream of bytes: the task that reads the engine's updates, lets a dialect write them, and keeps the
-//! connection alive; and the body that hands the bytes to the connection.
+//! A reply as a stream of bytes: the task that reads the engine's updates, lets a dialect write them, and
+//! keeps the connection alive; and the body that hands the bytes to the connection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -57,8 +57,8 @@ pub(crate) fn sse_event(out: &mut Vec<u8>, name: &str, json: &impl serde::Serial
     sse_data(out, json);
 }
 
-/// Waits until the request has a slot (or for the first sign of life) and answers with its stream. What fails before
-/// is an error with its own status.
+/// Waits until the request has a slot (or for the first sign of life) and answers with its stream. What fails
+/// before is an error with its own status.
 pub(crate) async fn respond<W: Writer>(
     app: &App,
     mut running: Running,
@@ -149,8 +149,8 @@ struct Pump<W> {
 }
 
 impl<W: Writer> Pump<W> {
-    /// Runs to the end of the reply; `false` if that was not a good end. Dropping `running` on the way out cancels
-    /// what is not over.
+    /// Runs to the end of the reply; `false` if that was not a good end. Dropping `running` on the way out
+    /// cancels what is not over.
     async fn run(mut self, first: Vec<Update>) -> bool {
         let mut updates = Ok(first);
         let drain = self.app.drain().clone();

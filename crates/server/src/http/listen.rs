@@ -33,8 +33,8 @@ use super::state::App;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time in which cut replies may tell their clients.
 const CUT_TIME: Duration = Duration::from_secs(2);
-/// Time in which a closed connection may still send what is thrown away: closing earlier would let the system drop the
-/// answer before the client has read it.
+/// Time in which a closed connection may still send what is thrown away: closing earlier would let the system
+/// drop the answer before the client has read it.
 const LINGER_TIME: Duration = Duration::from_millis(500);
 /// A bound socket.
 #[derive(Debug)]
@@ -95,8 +95,8 @@ impl Drop for Listener {
     }
 }
 
-/// Serves until the first order from `orders`; then takes nothing new, lets running replies go on for the drain time,
-/// ends them with an error, and returns. A second order returns at once.
+/// Serves until the first order from `orders`; then takes nothing new, lets running replies go on for the
+/// drain time, ends them with an error, and returns. A second order returns at once.
 pub async fn serve(listener: Listener, state: App, mut orders: Receiver<()>) {
     let router = app(state.clone());
     let limits = state.settings().limits.clone();

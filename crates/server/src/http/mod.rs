@@ -1,10 +1,11 @@
-//! The HTTP side: OpenAI's, Anthropic's and Ollama's words over one [`crate::Session`] (`docs/api.md` 2 to 7).
+//! The HTTP side: OpenAI's, Anthropic's and Ollama's words over one [`crate::Session`] (`docs/api.md` 2 to
+//! 7).
 //!
-//! [`Settings::new`] gives options their meaning, [`App`] is what requests share, [`app`] is the application as a
-//! function, and [`serve`] puts it on a socket. A request is read strictly ([`ChatRequest`] and its kin), prepared
-//! beside the async threads (template, tokenizer, constraint), run as one [`engine::Request`] per prompt, and written
-//! whole or as a stream from the same updates. Dropping any of it on the way, which is what happens when a client
-//! leaves, cancels the rest.
+//! [`Settings::new`] gives options their meaning, [`App`] is what requests share, [`app`] is the application
+//! as a function, and [`serve`] puts it on a socket. A request is read strictly ([`ChatRequest`] and its
+//! kin), prepared beside the async threads (template, tokenizer, constraint), run as one [`engine::Request`]
+//! per prompt, and written whole or as a stream from the same updates. Dropping any of it on the way, which
+//! is what happens when a client leaves, cancels the rest.
 
 mod app;
 mod auth;

@@ -1,5 +1,5 @@
-//! Fields that every OpenAI-style route shares: sampling, limits of the reply, the cache, drafting, and what the
-//! reply shall tell (`docs/api.md` 3.1).
+//! Fields that every OpenAI-style route shares: sampling, limits of the reply, the cache, drafting, and what
+//! the reply shall tell (`docs/api.md` 3.1).
 
 use engine::{BIAS_MAX, DRAFT_MAX, DraftPolicy, Drafting, LOGPROBS_MAX, Sampling};
 use serde_json::Value;

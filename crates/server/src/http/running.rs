@@ -1,5 +1,5 @@
-//! A request on the engine: its prompts and choices read as they come. Every dialect builds a [`Job`] and turns
-//! [`Update`]s into its own shapes; dropping a [`Running`] cancels it at any stage.
+//! A request on the engine: its prompts and choices read as they come. Every dialect builds a [`Job`] and
+//! turns [`Update`]s into its own shapes; dropping a [`Running`] cancels it at any stage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,7 +181,8 @@ impl Running {
         self.choices.iter().all(|choice| choice.ended.is_some())
     }
 
-    /// Waits for news: at least one update, or the error that ends the whole request. Safe to drop while waiting.
+    /// Waits for news: at least one update, or the error that ends the whole request. Safe to drop while
+    /// waiting.
     pub(crate) async fn next(&mut self) -> Result<Vec<Update>, ApiError> {
         let mut updates = Vec::new();
         while updates.is_empty() && !self.is_over() {
@@ -259,7 +260,8 @@ impl Running {
         let (metrics, outcome) = (self.app.metrics(), &ended.outcome);
         let reasoning = outcome.usage.reasoning_tokens as u64;
         let rest = outcome.usage.completion_tokens as u64 - reasoning;
-        // Tokens of a call cannot be told from those of the text around it; a reply with calls is mostly calls.
+        // Tokens of a call cannot be told from those of the text around it; a reply with calls is mostly
+        // calls.
         let kind = if outcome.reply.calls.is_empty() { "content" } else { "tool" };
         metrics.generated("reasoning", reasoning);
         metrics.generated(kind, rest);

@@ -1,5 +1,5 @@
-//! Two levels of settings: [`Typed`] is what was typed, [`Settings`] what it means. [`Settings::new`] is the only way
-//! from one to the other and refuses nonsense.
+//! Two levels of settings: [`Typed`] is what was typed, [`Settings`] what it means. [`Settings::new`] is the
+//! only way from one to the other and refuses nonsense.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -244,6 +244,9 @@ pub enum SettingsError {
         /// The host as typed.
         host: String,
     },
+    /// Keys were meant to be set, and there is none.
+    #[error("the key file and CLARY_API_KEY hold no key; write one key a line, or leave both out")]
+    NoKeys,
     /// The host has no address.
     #[error("--host {host}: no such address")]
     NoAddress {
@@ -273,6 +276,9 @@ impl Settings {
     pub fn new(typed: Typed) -> Result<Self, SettingsError> {
         let bind = bind(&typed)?;
         let keys = Keys::new(typed.keys.iter().map(String::as_str), typed.key_concurrency);
+        if keys.count() == 0 && !typed.keys.is_empty() {
+            return Err(SettingsError::NoKeys);
+        }
         let hosts = match &bind {
             Bind::Tcp(address) => Hosts::bound_to(address.ip(), &typed.allowed_hosts),
             Bind::Unix(_) => Hosts::Any,
@@ -424,6 +430,8 @@ mod tests {
         assert!(open(Typed { no_auth: true, ..Typed::default() }).is_ok());
         let settings = open(Typed { keys: vec!["k".into()], ..Typed::default() }).unwrap();
         assert_eq!(settings.hosts, Hosts::Any);
+        let none = Typed { keys: vec!["# nothing".into()], ..Typed::default() };
+        assert_eq!(check(none).unwrap_err(), SettingsError::NoKeys);
         let any = Typed { keys: vec!["k".into()], cors_origins: vec!["*".into()], ..Typed::default() };
         assert_eq!(check(any).unwrap_err(), SettingsError::AnyOriginWithKeys);
         assert!(check(Typed { host: "[::1]".into(), ..Typed::default() }).is_ok());

@@ -1,4 +1,5 @@
-//! The engine's end of a request: counts what passes and hands it on. Runs on the engine thread and never blocks.
+//! The engine's end of a request: counts what passes and hands it on. Runs on the engine thread and never
+//! blocks.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -18,7 +18,8 @@ async fn while_decoding() {
     let live = server.listen().await;
     for stream in [true, false] {
         for effort in ["none", "high"] {
-            let fields = json!({"stream": stream, "ignore_eos": true, "max_tokens": FOREVER, "reasoning_effort": effort});
+            let fields = json!({"stream": stream, "ignore_eos": true, "max_tokens": FOREVER,
+                "reasoning_effort": effort});
             let client = live.post("/v1/chat/completions", &chat(fields)).await;
             server.until("it decodes", |status| status.decoding == 1).await;
             let slots = server.get("/slots").await.ok();

@@ -100,7 +100,8 @@ async fn calls_are_read_by_their_schema() {
     let server = Server::new();
     let ask = async |text: &str| {
         server.say(text);
-        let fields = json!({"tools": tools(), "reasoning_effort": "high", "max_tokens": 400, "clary": {"notes": true}});
+        let fields = json!({"tools": tools(), "reasoning_effort": "high", "max_tokens": 400,
+            "clary": {"notes": true}});
         server.chat(fields).await.ok()
     };
     let reply = ask(&format!("x</think>\n\n{CALL}\n{CALL}")).await;
@@ -255,12 +256,13 @@ async fn penalties_change_the_reply() {
         let mut fields = fields;
         fields["ignore_eos"] = true.into();
         fields["max_tokens"] = 60.into();
-        fields["logit_bias"] = json!({"300": 100, "301": 99.5});
+        // Above all other logits of the fake, which lie below 5, and not by much.
+        fields["logit_bias"] = json!({"300": 9.5});
         server.chat(fields).await.ok()["choices"][0]["message"]["content"].clone()
     };
     let plain = ask(json!({})).await;
     let word = server.text.tokenizer.decode(&[300], text::Specials::Skip);
-    assert!(plain.as_str().unwrap().starts_with(&word.repeat(5)), "{plain}");
+    assert!(plain.as_str().unwrap() == word.repeat(60), "{plain}");
     for fields in [
         json!({"presence_penalty": 2}),
         json!({"frequency_penalty": 0.5}),
@@ -326,7 +328,8 @@ async fn the_clary_object_has_what_was_asked_for() {
 async fn dry_runs_show_the_prompt() {
     let server = Server::new();
     let controls = async |text: &str| {
-        let fields = json!({"messages": [{"role": "user", "content": text}], "dry_run": true, "clary": {"prompt": true}});
+        let fields = json!({"messages": [{"role": "user", "content": text}], "dry_run": true,
+            "clary": {"prompt": true}});
         let dry = server.chat(fields).await.ok();
         assert_eq!(dry["object"], "clary.dry_run");
         let ids: Vec<u32> = serde_json::from_value(dry["prompt_token_ids"].clone()).unwrap();
@@ -337,8 +340,9 @@ async fn dry_runs_show_the_prompt() {
     assert_eq!(controls(attack).await, controls("hi").await);
     let prompt = async |preserve: bool| {
         let fields = json!({"messages": [{"role": "user", "content": "a"},
-            {"role": "assistant", "content": "b", "reasoning_content": "SECRET"}, {"role": "user", "content": "c"}],
-            "chat_template_kwargs": {"preserve_thinking": preserve}, "dry_run": true, "clary": {"prompt": true}});
+            {"role": "assistant", "content": "b", "reasoning_content": "SECRET"},
+            {"role": "user", "content": "c"}], "chat_template_kwargs": {"preserve_thinking": preserve},
+            "dry_run": true, "clary": {"prompt": true}});
         server.chat(fields).await.ok()["prompt"].as_str().unwrap().to_owned()
     };
     assert!(!prompt(false).await.contains("SECRET"));
@@ -357,8 +361,8 @@ async fn histories_of_many_clients() {
         server.chat(fields).await.ok()
     };
     let call = |arguments: Value| {
-        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [{"id": "a",
-            "type": "function", "function": {"name": "f", "arguments": arguments}}]},
+        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [{
+            "id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]},
             {"role": "tool", "tool_call_id": "a", "content": "1"}])
     };
     for arguments in [json!("{\"a\": 1}"), json!({"a": 1}), json!(""), json!(null)] {
@@ -366,7 +370,8 @@ async fn histories_of_many_clients() {
     }
     for order in [
         json!([{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]),
-        json!([{"role": "system", "content": "s"}, {"role": "system", "content": "t"}, {"role": "user", "content": "u"}]),
+        json!([{"role": "system", "content": "s"}, {"role": "system", "content": "t"},
+            {"role": "user", "content": "u"}]),
     ] {
         assert_eq!(ask(order).await["notes"], json!([]));
     }
@@ -442,8 +447,8 @@ async fn constraints_wait_for_the_end_of_reasoning() {
         ..Setup::default()
     });
     for (effort, budget) in [("none", -1), ("high", 4)] {
-        let fields = json!({"guided_choice": ["yes", "no"], "reasoning_effort": effort, "thinking_budget": budget,
-            "n": 2, "temperature": 1});
+        let fields = json!({"guided_choice": ["yes", "no"], "reasoning_effort": effort,
+            "thinking_budget": budget, "n": 2, "temperature": 1});
         let reply = server.chat(fields).await.ok();
         for choice in reply["choices"].as_array().unwrap() {
             assert_eq!(

@@ -107,7 +107,8 @@ async fn a_stream_joins_to_the_whole() {
     let server = Server::new();
     for fields in [
         json!({"prompt": ["Hello 삼", "a"], "n": 2, "echo": true, "logprobs": 2, "max_tokens": 8}),
-        json!({"prompt": "Hello", "stop": "own", "max_tokens": 30, "stream_options": {"include_usage": true}}),
+        json!({"prompt": "Hello", "stop": "own", "max_tokens": 30,
+            "stream_options": {"include_usage": true}}),
         json!({"prompt": "Hello", "logprobs": 0, "max_tokens": 0}),
     ] {
         let mut fields = fields;

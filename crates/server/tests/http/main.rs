@@ -5,10 +5,14 @@
 mod cancel;
 mod chat;
 mod completions;
+mod demo;
 mod errors;
 mod live;
 mod messages;
+mod ollama;
+mod responses;
 mod routes;
+
 mod security;
 mod streams;
 mod support;

@@ -18,7 +18,8 @@ async fn ask(server: &Server, fields: Value) -> Answer {
 }
 
 fn tools() -> Value {
-    json!([{"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    json!([{"name": "f", "description": "d", "input_schema": {"type": "object", "properties":
+        {"x": {"type": "integer"}}}},
         {"type": "web_search_20250305", "name": "web_search"}])
 }
 
@@ -140,7 +141,8 @@ async fn histories_are_understood() {
             {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "b"},
             {"type": "tool_use", "id": "u1", "name": "f", "input": {"x": 1}},
             {"type": "tool_use", "id": "u2", "name": "f", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u2", "content": [{"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u2", "content":
+                [{"type": "text", "text": "two"}]},
             {"type": "tool_result", "tool_use_id": "u1", "is_error": true, "content": "one"},
             {"type": "text", "text": "c"},
             {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "DOC"}}]}

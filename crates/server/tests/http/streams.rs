@@ -159,8 +159,9 @@ async fn refusals_keep_their_status_in_streams() {
 async fn sixty_four_clients() {
     let server = std::sync::Arc::new(Server::with(Setup::default()));
     let fields = |index: usize| {
-        json!({"messages": [{"role": "user", "content": format!("question {}", index % 8)}], "seed": index % 8,
-            "temperature": 1, "max_tokens": 12, "ignore_eos": true, "stream": index.is_multiple_of(2)})
+        json!({"messages": [{"role": "user", "content": format!("question {}", index % 8)}],
+            "seed": index % 8, "temperature": 1, "max_tokens": 12, "ignore_eos": true,
+            "stream": index.is_multiple_of(2)})
     };
     let mut alone = Vec::new();
     for index in 0..8 {

@@ -207,7 +207,12 @@ impl Server {
         settings.queue_max = setup.queue_max.unwrap_or(settings.queue_max);
         settings.queue_timeout = setup.queue_timeout.unwrap_or(settings.queue_timeout);
         let engine = Engine::start(Box::new(scripted), settings).unwrap();
-        let state = App::new(Settings::new(setup.typed).unwrap(), MODEL);
+        let mut typed = setup.typed;
+        if setup.drafts.is_none() {
+            // A script knows the last row of a window only.
+            typed.drafting.policy = engine::DraftPolicy::Off;
+        }
+        let state = App::new(Settings::new(typed).unwrap(), MODEL);
         if !setup.loading {
             let info = ModelInfo {
                 backend: "cpu".into(),
@@ -218,6 +223,21 @@ impl Server {
             state.serve_model(Session::new(text.clone(), engine.clone()), info, setup.grammar);
         }
         Self { router: app(state.clone()), app: state, engine, script, faults, text }
+    }
+
+    /// A server over another model. Scripts and faults have no effect on it.
+    pub fn over(session: Session) -> Self {
+        let state = App::new(Settings::new(Typed::default()).unwrap(), MODEL);
+        let (text, engine) = (session.text().clone(), session.engine().clone());
+        state.serve_model(session, ModelInfo::default(), None);
+        Self {
+            router: app(state.clone()),
+            app: state,
+            engine,
+            script: Script::default(),
+            faults: Arc::default(),
+            text,
+        }
     }
 
     /// Lets the model say a text, control spellings included, and then end.
@@ -335,7 +355,8 @@ impl Client {
     pub async fn post(&mut self, path: &str, body: &Value) {
         let body = body.to_string();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
             body.len()
         );
         self.send(&(head + &body)).await;
@@ -368,7 +389,8 @@ impl Client {
     }
 }
 
-/// Puts the chunks of a chat together as clients do: for each choice its message, finish and log-probabilities.
+/// Puts the chunks of a chat together as clients do: for each choice its message, finish and
+/// log-probabilities.
 pub fn joined(events: &[Value]) -> Vec<Value> {
     let mut choices: Vec<Value> = Vec::new();
     for event in events {

@@ -61,7 +61,7 @@ pub struct DryRun {
 
 /// Replies to a chat.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest,
-    responses((status = 200, body = ChatReply, description = "The reply; chunks of `ChatChunk` if streamed")))]
+    responses((status = 200, body = ChatReply, description = "Or chunks of `ChatChunk` if streamed")))]
 pub(crate) async fn post(
     State(app): State<App>,
     Extension(context): Extension<Context>,

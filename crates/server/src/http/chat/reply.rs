@@ -1,4 +1,5 @@
-//! What a chat reply says (`docs/api.md` 3.7, 3.8), whole or in chunks. Every type is written exactly as it stands.
+//! What a chat reply says (`docs/api.md` 3.7, 3.8), whole or in chunks. Every type is written exactly as it
+//! stands.
 
 use engine::Miss;
 use serde::Serialize;

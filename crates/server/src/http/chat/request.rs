@@ -1,4 +1,5 @@
-//! What a chat request says (`docs/api.md` 3.1), typed and in range. Nothing here needs the template or the tokenizer.
+//! What a chat request says (`docs/api.md` 3.1), typed and in range. Nothing here needs the template or the
+//! tokenizer.
 
 use engine::LOGPROBS_MAX;
 use serde_json::{Map, Value};

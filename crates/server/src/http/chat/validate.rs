@@ -163,8 +163,8 @@ fn render(
     Ok(text.template.render(&text.tokenizer, &history, &options)?)
 }
 
-/// Puts the client's own name and index of a message into the path of an error: other dialects make several messages
-/// of one entry.
+/// Puts the client's own name and index of a message into the path of an error: other dialects make several
+/// messages of one entry.
 pub(crate) fn located(mut error: ApiError, name: &str, origins: &[usize]) -> ApiError {
     let Some(param) = &error.param else { return error };
     let Some((index, rest)) = param.strip_prefix("messages[").and_then(|rest| rest.split_once(']')) else {

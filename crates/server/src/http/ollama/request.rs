@@ -146,8 +146,8 @@ fn options(
     Ok(ignored.map(|note| Note { code: "option_ignored", ..note }).collect())
 }
 
-/// Messages in OpenAI's shape. Calls have no ids here, so they get some: results answer the first open call of their
-/// name, or else the first open call.
+/// Messages in OpenAI's shape. Calls have no ids here, so they get some: results answer the first open call
+/// of their name, or else the first open call.
 fn messages_of(list: &[Value]) -> Result<Value, ApiError> {
     let mut open: Vec<(String, Value)> = Vec::new();
     let mut count = 0;

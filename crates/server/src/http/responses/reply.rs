@@ -50,15 +50,16 @@ impl Item {
             }
             Self::Message(text) => {
                 let content = if text.is_empty() { json!([]) } else { json!([text_part(text)]) };
-                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+                json!({"id": id, "type": "message", "status": status, "role": "assistant",
+                    "content": content})
             }
             Self::Function { name, arguments, call_id } => {
                 json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
                     "arguments": arguments})
             }
             Self::Custom { name, input, call_id } => {
-                json!({"id": id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name,
-                    "input": input})
+                json!({"id": id, "type": "custom_tool_call", "status": status, "call_id": call_id,
+                    "name": name, "input": input})
             }
         }
     }

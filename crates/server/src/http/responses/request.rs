@@ -189,6 +189,7 @@ impl Reader {
             }
             Some("function_call") => {
                 let arguments = match &item["arguments"] {
+                    Value::Null => Map::new(),
                     Value::String(text) if text.trim().is_empty() => Map::new(),
                     Value::String(text) => serde_json::from_str(text).map_err(|_| {
                         ApiError::invalid(format!("{path}.arguments"), "must be a JSON object in a string")

@@ -207,7 +207,8 @@ pub(crate) async fn detokenize(
 }
 
 /// Facts of the tokenizer.
-#[utoipa::path(get, path = "/tokenizer_info", tag = "Tokens", responses((status = 200, body = TokenizerInfo)))]
+#[utoipa::path(get, path = "/tokenizer_info", tag = "Tokens",
+    responses((status = 200, body = TokenizerInfo)))]
 pub(crate) async fn info(State(app): State<App>) -> Result<Response, ApiError> {
     let served = app.loaded()?;
     let text = served.session.text();

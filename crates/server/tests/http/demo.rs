@@ -1,0 +1,89 @@
+//! The demo model on the CPU device, through the whole server: what it says, and that nothing around it changes a
+//! word.
+
+use std::path::Path;
+
+use checkpoint::Checkpoint;
+use device::KvForm;
+use device::cpu::{CpuSettings, Isa};
+use engine::{Engine, Settings as EngineSettings};
+use model::qwen3_5::{Settings, open};
+use serde_json::{Value, json};
+use server::Session;
+
+use crate::support::{Server, comparable, joined, text_side};
+
+/// A server over the demo model with 2 slots.
+fn server() -> Server {
+    let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo"));
+    let settings = Settings {
+        slots: 2,
+        snapshots: 8,
+        context: 1,
+        pages: 2,
+        kv: KvForm::Int8,
+        rows_max: 128,
+        logits_rows_max: 64,
+        mtp: true,
+    };
+    let cpu = device::open("cpu", CpuSettings { threads: 2, isa: Isa::detect() }).unwrap();
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let qwen = open(&checkpoint, cpu, settings.with_context(1024), &mut |_, _| {}).unwrap();
+    let text = text_side();
+    let mut settings = EngineSettings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
+    settings.calibrate = false;
+    let engine = Engine::start(Box::new(qwen), settings).unwrap();
+    Server::over(Session::new(text, engine))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_model_answers() {
+    let server = server();
+    let ask = async |fields: Value| server.chat(fields).await.ok();
+    // Plain, drafted, streamed, resumed from the cache, in company: one text.
+    let question =
+        json!({"messages": [{"role": "user", "content": "Subtract 3 from 871."}], "max_tokens": 60});
+    let with = |more: Value| {
+        let mut fields = question.clone();
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    let plain = ask(with(json!({"speculative": {"enabled": false}, "cache_prompt": false}))).await;
+    assert_eq!(plain["choices"][0]["message"]["content"], "871 - 3 = 868", "{plain}");
+    let drafted = ask(with(json!({"speculative": {"max_draft": 3}}))).await;
+    assert_eq!(comparable(&drafted), comparable(&plain));
+    let (events, done) = server.chat(with(json!({"stream": true}))).await.events();
+    assert!(done);
+    assert_eq!(joined(&events), comparable(&plain));
+    let company = async || server.chat(json!({"temperature": 1, "seed": 5, "max_tokens": 30})).await.ok();
+    let (other, again) = tokio::join!(company(), ask(with(json!({"cache_prompt": false}))));
+    assert_eq!(comparable(&again), comparable(&plain));
+    assert_eq!(comparable(&company().await), comparable(&other));
+    // Reasoning comes apart.
+    let thought = ask(with(json!({"reasoning_effort": "high", "max_tokens": 200}))).await;
+    let message = &thought["choices"][0]["message"];
+    assert!(message["reasoning_content"].as_str().is_some_and(|text| !text.is_empty()), "{thought}");
+    assert!(message["content"].as_str().unwrap().contains("868"), "{thought}");
+}
+
+/// E5 on real weights: scores of a prompt are those of decoding it, digit by digit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scored_equals_decoded_on_real_weights() {
+    let server = server();
+    let prompt = server.text.tokenizer.encode_raw("<|im_start|>user\nAdd 2 and 3.<|im_end|>\n").unwrap();
+    let fields = json!({"prompt": prompt, "logprobs": 2, "max_tokens": 10, "ignore_eos": true});
+    let decoded = server.complete(fields).await.ok()["choices"][0]["logprobs"].clone();
+    let text = |token: &Value| server.text.tokenizer.encode_raw(token.as_str().unwrap()).unwrap();
+    let generated = decoded["tokens"].as_array().unwrap().iter().flat_map(text);
+    let all: Vec<u32> = prompt.iter().copied().chain(generated).collect();
+    assert_eq!(all.len(), prompt.len() + 10, "every token is whole text: {decoded}");
+    let fields = json!({"prompt": all, "logprobs": 2, "echo": true, "max_tokens": 0});
+    let scored = server.complete(fields).await.ok()["choices"][0]["logprobs"].clone();
+    for name in ["token_logprobs", "top_logprobs"] {
+        assert_eq!(
+            scored[name].as_array().unwrap()[prompt.len()..],
+            decoded[name].as_array().unwrap()[..],
+            "{name}"
+        );
+    }
+}
