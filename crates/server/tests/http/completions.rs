@@ -124,7 +124,7 @@ async fn a_stream_joins_to_the_whole() {
             };
             let text: String = chunks().map(|chunk| chunk["text"].as_str().unwrap()).collect();
             assert_eq!(choice["text"], text, "{fields}");
-            assert_eq!(chunks().last().unwrap()["finish_reason"], choice["finish_reason"]);
+            assert_eq!(chunks().next_back().unwrap()["finish_reason"], choice["finish_reason"]);
             for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
                 let lists = chunks()
                     .flat_map(|chunk| chunk["logprobs"][name].as_array().cloned().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! The HTTP side over the fake model, whose replies a script may set, and over the demo model.
 
-#![allow(unreachable_pub, missing_docs)]
+#![allow(unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 mod cancel;
 mod chat;

@@ -100,19 +100,23 @@ enum Event<'a> {
         delta: MessageEnd,
         usage: MessageUsage,
         #[serde(skip_serializing_if = "Option::is_none")]
-        clary: Option<Clary>,
+        clary: Option<&'a Clary>,
     },
     MessageStop,
     Ping,
 }
 
 #[derive(Clone, Debug, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -190,7 +194,7 @@ impl MessageWriter {
                 if !matches!((self.is_open, self.blocks.last()), (true, Some(Block::Thinking { .. }))) {
                     self.open(Block::Thinking { thinking: String::new(), signature: String::new() }, out);
                 }
-                self.delta(Delta::ThinkingDelta { thinking: &more }, out);
+                self.delta(Delta::Thinking { thinking: &more }, out);
                 if let Some(Block::Thinking { thinking, .. }) = self.blocks.last_mut() {
                     thinking.push_str(&more);
                 }
@@ -200,7 +204,7 @@ impl MessageWriter {
                 if !matches!((self.is_open, self.blocks.last()), (true, Some(Block::Text { .. }))) {
                     self.open(Block::Text { text: String::new() }, out);
                 }
-                self.delta(Delta::TextDelta { text: &more }, out);
+                self.delta(Delta::Text { text: &more }, out);
                 if let Some(Block::Text { text }) = self.blocks.last_mut() {
                     text.push_str(&more);
                 }
@@ -208,7 +212,7 @@ impl MessageWriter {
             Piece::ToolCall(call) => {
                 let id = derived("toolu_", &self.head.id, &call.index.to_string());
                 self.open(Block::ToolUse { id, name: call.name, input: Map::new() }, out);
-                self.delta(Delta::InputJsonDelta { partial_json: &call.arguments }, out);
+                self.delta(Delta::InputJson { partial_json: &call.arguments }, out);
                 if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
                     *input = serde_json::from_str(&call.arguments).unwrap_or_default();
                 }
@@ -236,7 +240,7 @@ impl MessageWriter {
         let index = self.blocks.len() - 1;
         if let Some(Block::Thinking { signature, .. }) = self.blocks.last_mut() {
             *signature = derived("sig_", &self.head.id, &index.to_string());
-            let delta = Delta::SignatureDelta { signature };
+            let delta = Delta::Signature { signature };
             Event::ContentBlockDelta { index, delta }.write(out);
         }
         Event::ContentBlockStop { index }.write(out);
@@ -263,7 +267,7 @@ impl Writer for MessageWriter {
             let (stop_reason, stop_sequence) = stop(&ended.outcome);
             let delta = MessageEnd { stop_reason, stop_sequence };
             let (usage, clary) = (usage(running), self.head.clary(running));
-            Event::MessageDelta { delta, usage, clary }.write(out);
+            Event::MessageDelta { delta, usage, clary: clary.as_ref() }.write(out);
         }
         Event::MessageStop.write(out);
     }
