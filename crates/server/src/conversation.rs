@@ -2,7 +2,7 @@
 
 use engine::{Drafting, Sampling};
 use serde_json::{Map, Value};
-use text::{LateSystem, Message, Tool};
+use text::{Grammar, LateSystem, Message, Tool};
 
 /// A chat.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +40,8 @@ pub struct Options {
     pub parallel_tool_calls: bool,
     /// Drafting.
     pub drafting: Drafting,
+    /// What must follow the reasoning.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for Options {
@@ -57,6 +59,7 @@ impl Default for Options {
             raw_reasoning: false,
             parallel_tool_calls: true,
             drafting: Drafting::default(),
+            grammar: None,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! and tool calls as they come, then one [`Outcome`]. The way back is a [`ReplyReader`], a plain function of the
 //! token ids, so that a streamed reply equals a whole one however its tokens were grouped.
 
+mod constraint;
 mod conversation;
 mod error;
 pub mod http;

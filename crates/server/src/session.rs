@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Handle, Request};
+use engine::{Handle, Mask, Request};
 use text::{ChatTemplate, GenerationDefaults, History, RenderOptions, Rendered, ReplyOptions};
 use text::{Segment, TextError, Tokenizer, Tool};
 
+use crate::constraint::{GrammarMask, Reasoning};
 use crate::stream::Stream;
 use crate::{Conversation, Options, ReaderOptions, ReplyReader, ServeError};
 
@@ -81,12 +82,13 @@ impl TextSide {
 pub struct Session {
     text: TextSide,
     engine: Handle,
+    reasoning: Reasoning,
 }
 
 impl Session {
     /// Joins a folder's text side with an engine that runs its model.
     pub fn new(text: TextSide, engine: Handle) -> Self {
-        Self { text, engine }
+        Self { text, engine, reasoning: Reasoning::default() }
     }
 
     /// The text side.
@@ -99,16 +101,30 @@ impl Session {
         &self.engine
     }
 
+    /// The mask of a reply: see [`Reasoning::mask`].
+    pub(crate) fn after_reasoning(
+        &self,
+        in_reasoning: bool,
+        budget: Option<usize>,
+        inner: Option<Box<dyn Mask>>,
+    ) -> Result<Option<Box<dyn Mask>>, TextError> {
+        self.reasoning.mask(&self.text, in_reasoning, budget, inner)
+    }
+
     /// Renders the chat and starts a reply. Its pieces come from the returned stream; dropping that cancels it.
     pub fn start(&self, conversation: Conversation, options: &Options) -> Result<Stream, ServeError> {
         let tools: Arc<[Tool]> = conversation.tools.as_slice().into();
         let rendered = self.text.render(conversation, options)?;
         let reader = self.text.reader(&rendered, tools, options)?;
         let marks = message_ends(&rendered);
+        let grammar = options.grammar.as_ref();
+        let grammar = grammar.map(|grammar| Box::new(GrammarMask::new(grammar)) as Box<dyn Mask>);
+        let mask = self.after_reasoning(rendered.in_reasoning, None, grammar)?;
         let mut request = Request::new(rendered.ids, options.max_tokens.unwrap_or(usize::MAX));
         request.sampling = options.sampling.clone();
         request.drafting = options.drafting;
         request.marks = marks;
+        request.mask = mask;
         let (sink, events) = Stream::channel();
         let ticket = self.engine.submit(request, sink)?;
         Ok(Stream::new(reader, events, ticket, rendered.notes))

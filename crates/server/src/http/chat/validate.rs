@@ -6,7 +6,7 @@ use std::sync::Arc;
 use text::{History, Message, Note, RenderOptions, Rendered, ReplyOptions, Tool};
 
 use super::super::auth::Caller;
-use super::super::constraint::{self, Gate, Wishes};
+use super::super::constraint::{self, Wishes};
 use super::super::error::{ApiError, Code};
 use super::super::ids;
 use super::super::params::Params;
@@ -66,7 +66,7 @@ pub(crate) fn prepare(
         None => app.settings().thinking_budget,
         Some(budget) => usize::try_from(budget).ok(),
     };
-    let mask = Gate::new(tokenizer, rendered.in_reasoning, budget, mask)?;
+    let mask = served.session.after_reasoning(rendered.in_reasoning, budget, mask)?;
     let params = request.params;
     let seed = params.seed.unwrap_or_else(ids::seed);
     let marks = message_ends(&rendered);
