@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::commands::serve::ServeArgs;
+
 /// Inference for the Qwen3.5-MoE family.
 ///
 /// A MODEL is a folder with config.json and safetensors files, or
@@ -60,6 +62,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Chat in the terminal
     Chat(ChatArgs),
+    /// The server: OpenAI's, Anthropic's and Ollama's routes on one port
+    Serve(Box<ServeArgs>),
     /// Teacher-forced scores of token ids
     Logits(LogitsArgs),
     /// Write a random checkpoint that loads
@@ -93,22 +97,23 @@ pub(crate) struct ModelArgs {
     /// Folder, or synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
     pub(crate) model: String,
     /// cpu, auto, or reference (float64, slow, the judge of errors)
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
     pub(crate) device: String,
     /// Form of the K/V cache
-    #[arg(long, value_enum, default_value_t = Kv::Int8)]
+    #[arg(long, value_enum, default_value_t = Kv::Int8, env = "CLARY_KV")]
     pub(crate) kv: Kv,
     /// Most tokens of a sequence, or auto: what fits, up to the trained length
-    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = ctx)]
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = ctx, env = "CLARY_CTX")]
     pub(crate) ctx: Ctx,
     /// Bytes (also as 12GiB) or percent (80%) of the memory that is free at start
     #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
+    #[arg(env = "CLARY_MEMORY_LIMIT")]
     pub(crate) memory_limit: MemoryLimit,
     /// Whether the model thinks before it answers [default: on]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, env = "CLARY_THINKING")]
     pub(crate) thinking: Option<OnOff>,
     /// Variables for the chat template: enable_thinking, preserve_thinking, add_vision_id
-    #[arg(long, value_name = "JSON")]
+    #[arg(long, value_name = "JSON", alias = "default-chat-template-kwargs", env = "CLARY_TEMPLATE_KWARGS")]
     pub(crate) template_kwargs: Option<String>,
 }
 
@@ -116,7 +121,7 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ThreadsArg {
     /// Threads of the cpu device [default: physical cores]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", value_parser = threads, env = "CLARY_THREADS")]
     pub(crate) threads: Option<usize>,
 }
 
@@ -124,7 +129,7 @@ pub(crate) struct ThreadsArg {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DraftArg {
     /// Tokens drafted ahead: auto (measured at start), off, or 1 to 8; changes speed, never the reply
-    #[arg(long, value_name = "auto|off|K", default_value = "auto", value_parser = draft)]
+    #[arg(long, value_name = "auto|off|K", default_value = "auto", value_parser = draft, env = "CLARY_DRAFT")]
     pub(crate) draft: Draft,
 }
 
@@ -213,7 +218,7 @@ fn chunk(text: &str) -> Result<usize, String> {
 }
 
 /// A number from 1 to a million: nothing that is counted here is larger.
-fn count(text: &str) -> Result<usize, String> {
+pub(crate) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|count| (1..=1_000_000).contains(count))
@@ -228,16 +233,16 @@ fn streams(text: &str) -> Result<usize, String> {
     number.ok_or(format!("a number from 1 to {STREAMS_MAX}"))
 }
 
-fn temperature(text: &str) -> Result<f32, String> {
+pub(crate) fn temperature(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|value| (0.0..=5.0).contains(value)).ok_or("a number from 0 to 5".into())
 }
 
-fn top_p(text: &str) -> Result<f32, String> {
+pub(crate) fn top_p(text: &str) -> Result<f32, String> {
     let value = text.parse().ok().filter(|value| *value > 0.0 && *value <= 1.0);
     value.ok_or("a number above 0, up to 1".into())
 }
 
-fn min_p(text: &str) -> Result<f32, String> {
+pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|value| (0.0..=1.0).contains(value)).ok_or("a number from 0 to 1".into())
 }
 
@@ -249,13 +254,17 @@ fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
         let is_valid = percent > 0.0 && percent <= 100.0;
         return if is_valid { Ok(MemoryLimit::Percent(percent)) } else { Err(expected()) };
     }
+    bytes(text).filter(|bytes| *bytes > 0).map(MemoryLimit::Bytes).ok_or_else(expected)
+}
+
+/// A size with or without a binary unit.
+pub(crate) fn bytes(text: &str) -> Option<u64> {
     let units = [("KiB", 1u64 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40), ("", 1)];
     let (number, unit) = units
         .iter()
         .find_map(|(name, bytes)| Some((text.strip_suffix(name)?, *bytes)))
         .expect("the empty suffix always matches");
-    let number: u64 = number.trim().parse().map_err(|_| expected())?;
-    number.checked_mul(unit).filter(|bytes| *bytes > 0).map(MemoryLimit::Bytes).ok_or_else(expected)
+    number.trim().parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// How to draw tokens. What is not given comes from the model's generation config.
@@ -390,6 +399,13 @@ pub(crate) struct BenchArgs {
     /// Repetitions of each case
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count)]
     pub(crate) reps: usize,
+    /// Instead of one sequence: these numbers of replies at once
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    pub(crate) streams: Vec<usize>,
+    /// With --streams: drafted, plain or both, which must give the same tokens
+    #[arg(long, value_name = "on,off", value_delimiter = ',', value_enum, requires = "streams")]
+    #[arg(default_value = "on,off")]
+    pub(crate) drafts: Vec<OnOff>,
 }
 
 /// `eval`.

@@ -156,7 +156,8 @@ fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, output: &Outp
     Ok(())
 }
 
-fn plan_line(plan: &MemoryPlan) -> String {
+/// A memory plan in one line.
+pub(crate) fn plan_line(plan: &MemoryPlan) -> String {
     let parts =
         [("weights", plan.weights), ("kv", plan.kv), ("states", plan.states), ("scratch", plan.scratch)];
     let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", table::bytes(bytes))).into();

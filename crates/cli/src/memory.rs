@@ -82,7 +82,7 @@ impl Wish<'_> {
     }
 
     /// The longest context that fits; `None` if not even a page does.
-    fn fits(&self, settings: &Settings) -> Option<usize> {
+    pub(crate) fn fits(&self, settings: &Settings) -> Option<usize> {
         let Some(limit) = self.limit else { return Some(self.config.positions_max) };
         let page = MemoryPlan::new(self.config, settings, self.mtp, self.weights).page;
         let limit = limit.saturating_sub(self.spare_pages as u64 * page);
@@ -106,6 +106,10 @@ impl Wish<'_> {
         let int8 = Settings { kv: device::KvForm::Int8, ..settings.clone() };
         if let Some(context) = self.fits(&int8).filter(|_| settings.kv == device::KvForm::Int16) {
             ways.push(format!("--kv int8 --ctx {}", context.min(settings.context)));
+        }
+        let one = Settings { slots: 1, ..settings.clone() };
+        if let Some(context) = self.fits(&one).filter(|_| settings.slots > 1) {
+            ways.push(format!("--slots 1 --ctx {}", context.min(settings.context)));
         }
         let needed = plan.total().div_ceil(1 << 20);
         ways.push(format!("--memory-limit {needed}MiB, if the machine has it"));

@@ -42,7 +42,8 @@ impl Thinking {
     }
 }
 
-fn kwargs(text: &str) -> Result<Map<String, Value>> {
+/// Reads `--template-kwargs`.
+pub(crate) fn kwargs(text: &str) -> Result<Map<String, Value>> {
     let wrong = |problem: String| {
         Failure::usage(format!("--template-kwargs: {problem}"))
             .hint("--template-kwargs '{\"enable_thinking\": false}'")
@@ -90,7 +91,7 @@ fn random() -> u64 {
 }
 
 /// The engine's word for `--draft`.
-fn policy(draft: Draft) -> DraftPolicy {
+pub(crate) fn policy(draft: Draft) -> DraftPolicy {
     match draft {
         Draft::Auto => DraftPolicy::Auto(DRAFT_MAX as u8),
         Draft::Off => DraftPolicy::Off,

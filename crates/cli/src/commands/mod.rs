@@ -8,6 +8,7 @@ mod info;
 mod logits;
 mod manual;
 mod run;
+pub(crate) mod serve;
 mod synth;
 mod version;
 
@@ -22,6 +23,7 @@ pub(crate) fn dispatch(command: Command, output: &Output) -> Result {
         Command::Check(args) => check::check(&args, output),
         Command::Run(args) => run::run(&args, output),
         Command::Chat(args) => chat::chat(&args, output),
+        Command::Serve(args) => serve::serve(&args, output),
         Command::Logits(args) => logits::logits(&args, output),
         Command::Synth(args) => synth::synth(&args, output),
         Command::Eval { eval } => eval::eval(&eval, output),

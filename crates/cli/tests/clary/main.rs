@@ -4,6 +4,7 @@ mod exact;
 mod inspect;
 mod replies;
 mod scores;
+mod serve;
 mod usage;
 
 use std::io::Write;

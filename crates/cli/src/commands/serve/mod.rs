@@ -1,0 +1,185 @@
+//! `clary serve`: the server.
+
+mod end;
+mod options;
+mod report;
+mod self_test;
+mod sizes;
+
+use std::fs::FileType;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use device::Device;
+use engine::Engine;
+use model::qwen3_5::open;
+use server::http::{App, Bind, Grammar, Listener, Settings};
+use server::{Session, TextSide};
+use text::GrammarCompiler;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+pub(crate) use options::ServeArgs;
+
+use self::end::Orders;
+use self::report::{Facts, Report};
+use self::self_test::self_test;
+use self::sizes::Sizes;
+use crate::args::Draft;
+use crate::error::{Exit, Failure, Result};
+use crate::load;
+use crate::output::Output;
+use crate::progress::{Progress, Unit};
+use crate::weights::Weights;
+
+/// Threads for connections; the model has its own.
+const THREADS: usize = 2;
+
+/// Serves until it is told to end.
+pub(crate) fn serve(args: &ServeArgs, output: &Output) -> Result {
+    if args.model.device == "reference" {
+        let message = "the reference device is outside the contracts and is not served";
+        return Err(Failure::usage(message).hint("--device cpu"));
+    }
+    let settings = options::settings(args)?;
+    // What can be refused without reading weights comes before anything that others see.
+    let ready = Ready::new(args)?;
+    let failed = |error: io::Error| Failure::new(Exit::Failure, format!("threads: {error}"));
+    let runtime = Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().map_err(failed)?;
+    let result = runtime.block_on(run(ready, settings, *output));
+    end_now(runtime);
+    result
+}
+
+/// Waits for no request that is still being prepared: nobody will read its reply.
+fn end_now(runtime: Runtime) {
+    runtime.shutdown_background();
+}
+
+/// A model that is known to fit, and not loaded yet.
+struct Ready {
+    args: ServeArgs,
+    weights: Weights,
+    text: TextSide,
+    sizes: Sizes,
+    device: Box<dyn Device>,
+}
+
+impl Ready {
+    fn new(args: &ServeArgs) -> Result<Self> {
+        let weights = Weights::open(&args.model.model)?;
+        let text = TextSide::open(&weights.dir)?;
+        let sizes = sizes::settle(&weights, args)?;
+        let device = load::device(&args.model.device, args.threads.threads)?;
+        Ok(Self { args: args.clone(), weights, text, sizes, device })
+    }
+
+    /// Loads the model, starts its engine and tries it out.
+    fn load(self, app: &App, output: &Output) -> Result<Loaded> {
+        let mut report = Report::new(&self.args, &self.weights, &self.text, &self.sizes, app.settings());
+        let start = Instant::now();
+        let mut progress = Progress::new(output, "loading", Unit::Count);
+        let mut show = |done: u64, total: u64| {
+            progress.set(done, total);
+            app.loading(done as f32 / total.max(1) as f32);
+        };
+        let qwen = open(self.weights.source(), self.device, self.sizes.model.clone(), &mut show)?;
+        drop(progress);
+        report.loaded(&qwen);
+        let grammar = GrammarCompiler::new(&self.text.tokenizer, &self.text.defaults.stop_ids)?;
+        let (vocabulary, ends) = (self.text.tokenizer.vocab_size(), self.text.defaults.stop_ids.clone());
+        let work = &self.args.work;
+        let engine = Engine::start(
+            Box::new(qwen),
+            engine::Settings {
+                queue_max: work.queue,
+                queue_timeout: work.queue_timeout,
+                max_stall: work.max_stall,
+                cache: self.sizes.cache.clone(),
+                calibrate: self.args.draft.draft == Draft::Auto,
+                ..engine::Settings::new(vocabulary, ends)
+            },
+        )?;
+        report.load = start.elapsed();
+        let session = Session::new(self.text, engine);
+        report.self_test = Some(self_test(&session, app.settings().drafting)?);
+        Ok(Loaded { session, report, grammar: Arc::new(grammar) })
+    }
+}
+
+/// A model that runs.
+struct Loaded {
+    session: Session,
+    report: Report,
+    grammar: Arc<dyn Grammar>,
+}
+
+/// Listens, loads, serves, ends. Those who ask while the model is being loaded are told so.
+async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
+    let facts = Facts::of(&ready.weights, &ready.args.model);
+    let (orders, received) = Orders::watch(settings.drain_timeout, output)?;
+    let listener = bind(&settings.bind).await?;
+    let address = listener.address();
+    let app = App::new(settings, facts.id.clone());
+    let serving = server::http::serve(listener, app.clone(), received);
+    let mut serving = std::pin::pin!(serving);
+    let (sender, loading) = oneshot::channel();
+    let loader = app.clone();
+    std::thread::spawn(move || sender.send(ready.load(&loader, &output)));
+    let Loaded { session, report, grammar } = tokio::select! {
+        // Told to end before there was anything to wait for.
+        () = &mut serving => return Ok(()),
+        loaded = loading => match loaded {
+            Ok(loaded) => loaded?,
+            Err(_) => return Err(Failure::new(Exit::Failure, "a fault while the model was being loaded")),
+        },
+    };
+    let engine = session.engine().clone();
+    app.serve_model(session, facts.info(&report), Some(grammar));
+    // A server whose report nobody reads serves all the same.
+    let _ = match output.json {
+        true => output.out(&format!("{}\n", report.document(&facts, &address))),
+        false => output.out(&report.text(&facts, &address)),
+    };
+    serving.await;
+    if orders.count() > 1 {
+        return Err(Failure::interrupted());
+    }
+    engine.stop("the server ends");
+    Ok(())
+}
+
+async fn bind(bind: &Bind) -> Result<Listener> {
+    let place = match bind {
+        Bind::Tcp(address) => address.to_string(),
+        Bind::Unix(path) => path.display().to_string(),
+    };
+    if let Bind::Unix(path) = bind
+        && let Ok(found) = path.symlink_metadata()
+        && !FileType::is_socket(&found.file_type())
+    {
+        let message = format!("--unix {place}: there is a file that is no socket");
+        return Err(Failure::usage(message).hint("name a path that is free"));
+    }
+    Listener::bind(bind).await.map_err(|error| {
+        let (exit, hint) = match (error.kind(), bind) {
+            (io::ErrorKind::AddrInUse, Bind::Tcp(_)) => (
+                Exit::Failure,
+                "another program listens there: end it, or take --port N (0 for any free one)",
+            ),
+            (io::ErrorKind::AddrInUse, Bind::Unix(_)) => {
+                (Exit::Failure, "another server listens there: end it, or name another path")
+            }
+            (io::ErrorKind::PermissionDenied, Bind::Tcp(_)) => {
+                (Exit::Failure, "ports below 1024 need rights; take a higher one")
+            }
+            (io::ErrorKind::AddrNotAvailable, _) => {
+                (Exit::Usage, "this machine has no such address: --host 127.0.0.1, or 0.0.0.0 for all")
+            }
+            _ => (Exit::Failure, "check --host, --port or --unix"),
+        };
+        Failure::new(exit, format!("cannot listen at {place}: {error}")).hint(hint)
+    })
+}

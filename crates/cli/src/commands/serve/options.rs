@@ -1,0 +1,323 @@
+//! What can be typed after `clary serve`, and what it means.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use engine::Drafting;
+use server::http::{SamplingSource, Settings, SettingsError, Typed};
+
+use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
+use crate::error::{Failure, Result};
+use crate::settings::{self, Thinking};
+
+/// Longest key file, bytes.
+const KEY_FILE_MAX: u64 = 1 << 20;
+/// Most slots.
+const SLOTS_MAX: usize = 64;
+
+/// `serve`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArg,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+    #[command(flatten)]
+    pub(crate) words: WordsArgs,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlaceArgs {
+    /// Name or address to listen at
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", env = "CLARY_HOST")]
+    pub(crate) host: String,
+    /// Port to listen at; 0 lets the system choose
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "CLARY_PORT")]
+    pub(crate) port: u16,
+    /// Socket file to listen at instead
+    #[arg(long, value_name = "PATH", env = "CLARY_UNIX")]
+    pub(crate) unix: Option<PathBuf>,
+    /// Leave out Ollama's routes
+    #[arg(long, env = "CLARY_NO_OLLAMA")]
+    pub(crate) no_ollama: bool,
+    /// Leave out Anthropic's routes
+    #[arg(long, env = "CLARY_NO_ANTHROPIC")]
+    pub(crate) no_anthropic: bool,
+    /// Leave out the Responses routes
+    #[arg(long, env = "CLARY_NO_RESPONSES")]
+    pub(crate) no_responses: bool,
+}
+
+/// Who may ask.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AccessArgs {
+    /// Keys, one a line, with # comments and optional `name:` in front; CLARY_API_KEY adds one
+    #[arg(long, value_name = "FILE", env = "CLARY_API_KEY_FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Requests that each key may have running [default: no limit]
+    #[arg(long, value_name = "N", value_parser = args::count, env = "CLARY_KEY_CONCURRENCY")]
+    pub(crate) key_concurrency: Option<usize>,
+    /// Further names for the Host header, on loopback
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "CLARY_ALLOWED_HOST")]
+    pub(crate) allowed_host: Vec<String>,
+    /// Origins whose pages may use the server
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',', env = "CLARY_CORS_ORIGIN")]
+    pub(crate) cors_origin: Vec<String>,
+    /// Let everybody who reaches the address ask
+    #[arg(long, env = "CLARY_NO_AUTH_I_KNOW")]
+    pub(crate) no_auth_i_know: bool,
+}
+
+/// How the work is arranged.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WorkArgs {
+    /// Sequences that run at once, or auto: up to 4, as many as fit
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = slots, env = "CLARY_SLOTS")]
+    pub(crate) slots: Slots,
+    /// Memory of the prompt cache, or auto: 4 GiB, a fifth of what is free, half of what weights leave
+    #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache_ram)]
+    #[arg(env = "CLARY_CACHE_RAM")]
+    pub(crate) cache_ram: CacheRam,
+    /// Saved states inside long prompts, every so many tokens; 0 for none
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, env = "CLARY_CHECKPOINT_EVERY")]
+    pub(crate) checkpoint_every: usize,
+    /// Requests that may wait for a slot
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count, env = "CLARY_QUEUE")]
+    pub(crate) queue: usize,
+    /// Longest wait for a slot (200ms, 30s, 10m)
+    #[arg(long, value_name = "TIME", default_value = "600s", value_parser = time)]
+    #[arg(env = "CLARY_QUEUE_TIMEOUT")]
+    pub(crate) queue_timeout: Duration,
+    /// Time that running replies get after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    #[arg(env = "CLARY_DRAIN_TIMEOUT")]
+    pub(crate) drain_timeout: Duration,
+    /// Time without a step after which a busy server is not ready
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
+    #[arg(env = "CLARY_STALL_AFTER")]
+    pub(crate) stall_after: Duration,
+    /// Target for the longest time between two steps of a running reply
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = time)]
+    #[arg(env = "CLARY_MAX_STALL")]
+    pub(crate) max_stall: Duration,
+}
+
+/// What replies are like where the request does not say.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WordsArgs {
+    /// Tokens of reasoning, -1 for no limit
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(env = "CLARY_THINKING_BUDGET")]
+    pub(crate) thinking_budget: i64,
+    /// Where reasoning goes in OpenAI's replies
+    #[arg(long, value_enum, default_value_t = ReasoningField::ReasoningContent)]
+    #[arg(env = "CLARY_REASONING_FIELD")]
+    pub(crate) reasoning_field: ReasoningField,
+    /// Further names of the model
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "CLARY_ALIAS")]
+    pub(crate) alias: Vec<String>,
+    /// What becomes of requests for another model
+    #[arg(long, value_enum, default_value_t = Unknown::Serve, env = "CLARY_UNKNOWN_MODEL")]
+    pub(crate) unknown_model: Unknown,
+    /// Where sampling defaults come from
+    #[arg(long, value_enum, default_value_t = Defaults::Model, env = "CLARY_SAMPLING_DEFAULTS")]
+    pub(crate) sampling_defaults: Defaults,
+    /// Over the defaults, 0 to 5
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = args::temperature)]
+    #[arg(env = "CLARY_TEMPERATURE")]
+    pub(crate) temperature: Option<f32>,
+    /// Over the defaults, above 0, up to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = args::top_p)]
+    #[arg(env = "CLARY_TOP_P")]
+    pub(crate) top_p: Option<f32>,
+    /// Over the defaults; 0 for all
+    #[arg(long, value_name = "K", env = "CLARY_TOP_K")]
+    pub(crate) top_k: Option<u32>,
+    /// Over the defaults, 0 to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = args::min_p)]
+    #[arg(env = "CLARY_MIN_P")]
+    pub(crate) min_p: Option<f32>,
+    /// Members of the clary object in every reply: notes, timings, draft, cache, all
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "CLARY_CLARY_FIELDS")]
+    pub(crate) clary_fields: Vec<String>,
+}
+
+/// `--slots`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slots {
+    /// As many as fit, up to 4.
+    Auto,
+    /// This many.
+    Count(usize),
+}
+
+/// `--cache-ram`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheRam {
+    /// As memory allows.
+    Auto,
+    /// This many bytes; 0 is no cache.
+    Bytes(u64),
+}
+
+/// `--reasoning-field`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum ReasoningField {
+    /// `reasoning_content` alone.
+    ReasoningContent,
+    /// `reasoning` as well.
+    Both,
+}
+
+/// `--unknown-model`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Unknown {
+    /// They are answered by this model.
+    Serve,
+    /// 404.
+    Reject,
+}
+
+/// `--sampling-defaults`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Defaults {
+    /// The model's generation config.
+    Model,
+    /// Temperature 1 and nothing else.
+    Openai,
+}
+
+fn slots(text: &str) -> std::result::Result<Slots, String> {
+    let count = || text.parse().ok().filter(|count| (1..=SLOTS_MAX).contains(count)).map(Slots::Count);
+    let found = if text == "auto" { Some(Slots::Auto) } else { count() };
+    found.ok_or(format!("auto, or a number from 1 to {SLOTS_MAX}"))
+}
+
+fn cache_ram(text: &str) -> std::result::Result<CacheRam, String> {
+    let found = if text == "auto" { Some(CacheRam::Auto) } else { args::bytes(text).map(CacheRam::Bytes) };
+    found.ok_or("auto, 0, or bytes (4294967296, 4GiB)".into())
+}
+
+/// A time up to a year: deadlines are sums with the present.
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("", 1000)];
+    let (number, unit) = units
+        .iter()
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+        .expect("the empty suffix always matches");
+    let millis = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    let year = 365 * 24 * 3_600_000;
+    let millis = millis.filter(|millis| *millis <= year);
+    millis.map(Duration::from_millis).ok_or("a whole number with ms, s, m or h, at most a year".into())
+}
+
+/// The server's settings.
+pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
+    Thinking::new(&args.model)?;
+    let (place, access, words) = (&args.place, &args.access, &args.words);
+    let typed = Typed {
+        host: place.host.clone(),
+        port: place.port,
+        unix: place.unix.clone(),
+        keys: keys(access.api_key_file.as_deref())?,
+        key_concurrency: access.key_concurrency,
+        no_auth: access.no_auth_i_know,
+        allowed_hosts: access.allowed_host.clone(),
+        cors_origins: access.cors_origin.clone(),
+        aliases: words.alias.clone(),
+        reject_unknown_model: words.unknown_model == Unknown::Reject,
+        sampling: match words.sampling_defaults {
+            Defaults::Model => SamplingSource::Model,
+            Defaults::Openai => SamplingSource::OpenAi,
+        },
+        temperature: words.temperature,
+        top_p: words.top_p,
+        top_k: words.top_k,
+        min_p: words.min_p,
+        thinking: args.model.thinking.map(|thinking| thinking == OnOff::On),
+        template_kwargs: settings::kwargs(args.model.template_kwargs.as_deref().unwrap_or("{}"))?,
+        thinking_budget: words.thinking_budget,
+        reasoning_both: words.reasoning_field == ReasoningField::Both,
+        drafting: Drafting { policy: settings::policy(args.draft.draft), ..Drafting::default() },
+        drain_timeout: args.work.drain_timeout,
+        stall_after: args.work.stall_after,
+        clary_fields: words.clary_fields.clone(),
+        anthropic: !place.no_anthropic,
+        responses: !place.no_responses,
+        ollama: !place.no_ollama,
+        ..Typed::default()
+    };
+    Settings::new(typed).map_err(nonsense)
+}
+
+fn nonsense(error: SettingsError) -> Failure {
+    let hint = match &error {
+        SettingsError::OpenWithoutKeys { .. } => "a file with one key a line is enough",
+        SettingsError::NoKeys => "`openssl rand -hex 32` makes a good key",
+        SettingsError::NoAddress { .. } => "--host 127.0.0.1 always works",
+        _ => "`clary help serve` lists what each option takes",
+    };
+    Failure::usage(error.to_string()).hint(hint)
+}
+
+/// Lines of the key file, and the key of the environment.
+fn keys(file: Option<&Path>) -> Result<Vec<String>> {
+    let mut keys = Vec::new();
+    if let Some(path) = file {
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(KEY_FILE_MAX + 1).read_to_string(&mut text))
+            .map_err(|error| Failure::file(path, &error))?;
+        if text.len() as u64 > KEY_FILE_MAX {
+            let message = format!("{}: more than {KEY_FILE_MAX} bytes", path.display());
+            return Err(Failure::usage(message).hint("--api-key-file holds one key a line"));
+        }
+        // A file that was named says that keys are wanted, even if it is empty.
+        keys.push("# key file".to_owned());
+        keys.extend(text.lines().map(str::to_owned));
+    }
+    if let Ok(key) = std::env::var("CLARY_API_KEY") {
+        keys.push(key);
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        let check = |text: &str, millis: u64| assert_eq!(time(text), Ok(Duration::from_millis(millis)));
+        check("200ms", 200);
+        check("30", 30_000);
+        check("2 s", 2_000);
+        check("10m", 600_000);
+        check("1h", 3_600_000);
+        for wrong in ["", "s", "-1s", "1.5s", "9999999h", "99999999999999999999"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(cache_ram("0"), Ok(CacheRam::Bytes(0)));
+        assert_eq!(cache_ram("2GiB"), Ok(CacheRam::Bytes(2 << 30)));
+        assert!(cache_ram("2GB").is_err());
+        assert_eq!(slots("auto"), Ok(Slots::Auto));
+        assert!(slots("0").is_err());
+    }
+}

@@ -1,0 +1,128 @@
+//! How many slots, how long, and what is left for the prompt cache.
+
+use device::{PAGE_TOKENS, WINDOW_ROWS_MAX};
+use engine::CacheLimits;
+use model::qwen3_5::{MemoryPlan, Settings};
+
+use super::options::{CacheRam, ServeArgs, Slots};
+use crate::args::{Ctx, Draft};
+use crate::error::{Exit, Result};
+use crate::load::{self, ROWS_MAX};
+use crate::memory::{self, Wish};
+use crate::weights::Weights;
+
+/// Most slots that are chosen without being asked for.
+const SLOTS_AUTO: usize = 4;
+/// A context worth another slot.
+const CONTEXT_WORTH: usize = 8192;
+/// Largest cache that is chosen without being asked for, bytes.
+const CACHE_AUTO: u64 = 4 << 30;
+/// Most saved states: far more prompts than slots, and far less bookkeeping than work.
+const SNAPSHOTS_MAX: u64 = 256;
+/// Most of the longest contexts that the cache's own pages could hold.
+const CONTEXTS_CACHED: usize = 16;
+
+/// What was settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    /// Of the model.
+    pub(crate) model: Settings,
+    /// Of the prompt cache.
+    pub(crate) cache: CacheLimits,
+    /// Bytes that may be used; `None` where the system does not say.
+    pub(crate) limit: Option<u64>,
+}
+
+/// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
+pub(crate) fn settle(weights: &Weights, args: &ServeArgs) -> Result<Sizes> {
+    let ask = Ask { weights, args, limit: memory::limit(args.model.memory_limit) };
+    match args.work.cache_ram {
+        CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
+            Some(hint) if failure.exit == Exit::Memory && bytes > 0 && ask.with_cache(0).is_ok() => {
+                let hint = format!("{hint}; --cache-ram 0");
+                failure.hint(hint)
+            }
+            _ => failure,
+        }),
+        CacheRam::Auto => {
+            let most = ask.cache_auto();
+            let mut tries =
+                [most, most / 2, most / 4].into_iter().filter_map(|bytes| ask.with_cache(bytes).ok());
+            tries.next().map_or_else(|| ask.with_cache(0), Ok)
+        }
+    }
+}
+
+struct Ask<'a> {
+    weights: &'a Weights,
+    args: &'a ServeArgs,
+    limit: Option<u64>,
+}
+
+impl Ask<'_> {
+    fn mtp(&self) -> bool {
+        self.args.draft.draft != Draft::Off
+    }
+
+    fn base(&self, slots: usize, snapshots: usize) -> Settings {
+        Settings {
+            slots,
+            snapshots,
+            context: 1,
+            pages: slots,
+            kv: load::form(self.args.model.kv),
+            rows_max: ROWS_MAX,
+            logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
+            mtp: self.mtp(),
+        }
+    }
+
+    /// Costs of a server with one slot of one page.
+    fn least(&self) -> MemoryPlan {
+        let mtp = self.mtp() && self.weights.parts.mtp;
+        MemoryPlan::new(&self.weights.config, &self.base(1, 0), mtp, self.weights.bytes)
+    }
+
+    fn cache_auto(&self) -> u64 {
+        let left = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.least().total()));
+        let free = memory::free().unwrap_or(u64::MAX);
+        CACHE_AUTO.min(free / 5).min(left / 2)
+    }
+
+    /// Half of the cache's memory is for states, the rest for the pages that go with them.
+    fn with_cache(&self, bytes: u64) -> Result<Sizes> {
+        let least = self.least();
+        let snapshots = (bytes / 2 / least.state).min(SNAPSHOTS_MAX);
+        let pages = bytes.saturating_sub(snapshots * least.state) / least.page;
+        let most = CONTEXTS_CACHED * self.weights.config.positions_max.div_ceil(PAGE_TOKENS);
+        let spare_pages = if snapshots == 0 { 0 } else { pages.min(most as u64) as usize };
+        let wish = Wish {
+            config: &self.weights.config,
+            mtp: self.mtp() && self.weights.parts.mtp,
+            weights: self.weights.bytes,
+            limit: self.limit,
+            spare_pages,
+        };
+        let base = |slots| self.base(slots, snapshots as usize);
+        let wanted = match self.args.model.ctx {
+            Ctx::Tokens(tokens) => tokens,
+            Ctx::Auto => CONTEXT_WORTH.min(self.weights.config.positions_max),
+        };
+        let slots = match self.args.work.slots {
+            Slots::Count(count) => count,
+            Slots::Auto => {
+                let fits = |slots: &usize| wish.fits(&base(*slots)).is_some_and(|context| context >= wanted);
+                (1..=SLOTS_AUTO).rev().find(fits).unwrap_or(1)
+            }
+        };
+        let model = wish.settle(&base(slots), self.args.model.ctx)?;
+        // Pages that slots leave free would hold more, but not beyond what was asked for.
+        let reserved = snapshots * least.state + spare_pages as u64 * least.page;
+        let cache = CacheLimits {
+            bytes_max: reserved,
+            checkpoint_tokens: self.args.work.checkpoint_every,
+            ..CacheLimits::default()
+        };
+        Ok(Sizes { model, cache, limit: self.limit })
+    }
+}
