@@ -30,6 +30,21 @@ pub(crate) enum Exit {
     Interrupted = 130,
 }
 
+impl Exit {
+    /// How to go on where a failure does not know better.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::Failure => "remove the cause and try again; -v tells more",
+            Self::Usage => "`clary help COMMAND` lists what a command takes",
+            Self::Model => "`clary check MODEL` looks for all that is wrong with a model's files",
+            Self::Memory => "--ctx, --kv and --memory-limit decide how much memory a run needs and may use",
+            Self::Device => "--device cpu always works",
+            Self::Mismatch => "this must not happen: keep the command and the model's name for a report",
+            Self::Interrupted => "start it again",
+        }
+    }
+}
+
 /// Why a command ends without having done its work.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -42,6 +57,9 @@ pub(crate) struct Failure {
     /// Nobody reads the output any more: end without a word.
     pub(crate) is_broken_pipe: bool,
 }
+
+/// Linux's number for too many levels of symbolic links.
+const ELOOP: i32 = 40;
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Failure>;
 
@@ -66,6 +84,20 @@ impl Failure {
         Self { hint: Some(hint.into()), ..self }
     }
 
+    /// How to go on; nothing after Ctrl-C.
+    pub(crate) fn advice(&self) -> Option<&str> {
+        match self.exit {
+            Exit::Interrupted => None,
+            exit => Some(self.hint.as_deref().unwrap_or(exit.advice())),
+        }
+    }
+
+    /// The same with a hint where it has none.
+    pub(crate) fn or_hint(mut self, hint: &str) -> Self {
+        self.hint.get_or_insert_with(|| hint.to_owned());
+        self
+    }
+
     /// The same with words about what was being done put before the message.
     pub(crate) fn context(self, what: &str) -> Self {
         Self { message: format!("{what}: {}", self.message), ..self }
@@ -88,7 +120,13 @@ impl Failure {
     /// A file that could not be read or written.
     pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
         let exit = match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Usage,
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidFilename => Exit::Usage,
+            // A circle of links, which the standard library does not name yet.
+            _ if error.raw_os_error() == Some(ELOOP) => Exit::Usage,
             _ => Exit::Failure,
         };
         Self::new(exit, format!("{}: {error}", path.display())).hint("check the path and its permissions")

@@ -1,7 +1,7 @@
 //! Ctrl-C.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +19,7 @@ pub(crate) struct Interrupt {
 #[derive(Debug, Default)]
 struct Watch {
     is_watched: bool,
-    /// A half-written file.
+    /// A half-written file, or a folder of them.
     partial: Option<PathBuf>,
 }
 
@@ -40,7 +40,7 @@ impl Interrupt {
             return;
         }
         if let Some(partial) = &watch.partial {
-            let _ = fs::remove_file(partial);
+            remove(partial);
         }
         std::process::exit(Exit::Interrupted as i32);
     }
@@ -56,8 +56,39 @@ impl Interrupt {
         self.pending.swap(0, Ordering::Relaxed) > 0
     }
 
-    /// A file to remove if the process is interrupted; `None` when it is whole.
+    /// A file to remove if the process is interrupted, or a folder of which to remove what ends in
+    /// `.partial`; `None` when it is whole.
     pub(crate) fn partial(&self, path: Option<PathBuf>) {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).partial = path;
+    }
+}
+
+/// Removes a half-written file, or those in a folder. The process ends: there is nobody to tell of errors.
+fn remove(partial: &Path) {
+    if let Ok(entries) = fs::read_dir(partial) {
+        let files = entries.flatten().map(|entry| entry.path());
+        for file in files.filter(|path| path.extension().is_some_and(|end| end == "partial")) {
+            let _ = fs::remove_file(file);
+        }
+    } else {
+        let _ = fs::remove_file(partial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_half_written_files_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, half, whole] = ["a.st.1.partial", "b.partial", "c"].map(|name| dir.path().join(name));
+        for path in [&file, &half, &whole] {
+            fs::write(path, "").unwrap();
+        }
+        remove(&file);
+        assert_eq!((file.exists(), half.exists()), (false, true));
+        remove(dir.path());
+        assert_eq!((half.exists(), whole.exists()), (false, true));
     }
 }

@@ -16,6 +16,7 @@ mod session;
 mod settings;
 mod synth;
 mod table;
+mod target;
 mod transcript;
 mod weights;
 
@@ -45,21 +46,27 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
     if failure.is_broken_pipe {
         return ExitCode::SUCCESS;
     }
-    let _ = output.failure(&failure.message, failure.hint.as_deref());
+    let _ = output.failure(failure);
     ExitCode::from(failure.exit as u8)
 }
 
 /// Help goes to stdout, mistakes to stderr with a hint.
 fn not_parsed(error: &clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        return match error.print() {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                eprint_lossy(&format!("error: output: {error}\nhint: {}\n", Exit::Failure.advice()));
+                ExitCode::from(Exit::Failure as u8)
+            }
+            _ => ExitCode::SUCCESS,
+        };
     }
     let text = error.render().to_string();
     let text = text.split("\nFor more information").next().unwrap_or_default().trim_end();
     let hint = match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-            eprint_lossy(&format!("error: a command is needed\n\n{text}\n"));
+            let usage = text.strip_prefix("error: ").unwrap_or(text);
+            eprint_lossy(&format!("error: a command is needed\n\n{usage}\n"));
             "`clary run MODEL \"question\"` gives one reply"
         }
         _ => {

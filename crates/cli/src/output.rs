@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use serde_json::Value;
 
 use crate::args::{Color, Global};
+use crate::error::Failure;
 
 /// How much to say and in which form.
 #[derive(Clone, Copy, Debug)]
@@ -60,11 +61,11 @@ impl Output {
     }
 
     /// `error:` and `hint:` on stderr.
-    pub(crate) fn failure(&self, message: &str, hint: Option<&str>) -> io::Result<()> {
+    pub(crate) fn failure(&self, failure: &Failure) -> io::Result<()> {
         let (error, label) = (self.paint("31", "error:"), self.paint("36", "hint:"));
-        let mut text = format!("{error} {message}\n");
-        if let Some(hint) = hint {
-            text.push_str(&format!("{label} {hint}\n"));
+        let mut text = format!("{error} {}\n", plain(&failure.message));
+        if let Some(hint) = failure.advice() {
+            text.push_str(&format!("{label} {}\n", plain(hint)));
         }
         self.err(&text)
     }
@@ -85,5 +86,37 @@ impl Output {
         } else {
             text.to_owned()
         }
+    }
+}
+
+/// Most characters of a message. Longer ones quote a file at length.
+const MESSAGE_MAX: usize = 4000;
+
+/// A message that may quote files from outside: without characters that steer a terminal, and not endless.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    for letter in text.chars().take(MESSAGE_MAX) {
+        match letter {
+            '\n' => plain.push('\n'),
+            letter if letter.is_control() => plain.extend(letter.escape_default()),
+            letter => plain.push(letter),
+        }
+    }
+    let left = text.chars().count().saturating_sub(MESSAGE_MAX);
+    if left > 0 {
+        plain.push_str(&format!("... ({left} more characters)"));
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_steer_no_terminal_and_end() {
+        assert_eq!(plain("a\x1b[31mé\n\r\u{9b}b"), "a\\u{1b}[31mé\n\\r\\u{9b}b");
+        let long = plain(&"é".repeat(MESSAGE_MAX + 7));
+        assert!(long.ends_with("é... (7 more characters)"), "{long}");
     }
 }

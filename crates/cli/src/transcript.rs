@@ -1,7 +1,7 @@
 //! Chats as files: `{"messages": [...], "tools": [...]}` in OpenAI's shape.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use server::Conversation;
 use text::{Content, Message, Part, Role, Tool, ToolCall};
 
 use crate::error::{Failure, Result};
+use crate::target::Target;
 
 /// Largest file of a chat, bytes.
 const CHAT_BYTES_MAX: u64 = 64 << 20;
@@ -42,7 +43,10 @@ pub(crate) fn save(path: &Path, conversation: &Conversation) -> Result {
     if !conversation.tools.is_empty() {
         document["tools"] = conversation.tools.iter().map(|tool| tool.definition.clone()).collect();
     }
-    fs::write(path, format!("{document:#}\n")).map_err(|error| Failure::file(path, &error))
+    let mut target = Target::create(path)?;
+    let written = target.file.write_all(format!("{document:#}\n").as_bytes());
+    written.map_err(|error| target.failed(&error))?;
+    target.finish()
 }
 
 fn message(message: &Message) -> Value {
@@ -100,6 +104,8 @@ fn call(call: &ToolCall) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -65,7 +65,7 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
             Ok(Next::Quit) => break,
             // A person reads the message and goes on; a script must not.
             Err(failure) if lines.is_terminal() && !failure.is_broken_pipe => {
-                output.failure(&failure.message, failure.hint.as_deref())?;
+                output.failure(&failure)?;
             }
             Err(failure) => return Err(failure),
         }
@@ -152,7 +152,7 @@ impl Chat<'_> {
             return Ok(Next::Go);
         };
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        self.command(name, rest.trim())
+        self.command(name, rest.trim()).map_err(|failure| failure.or_hint("/help lists the commands"))
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Result<Next> {

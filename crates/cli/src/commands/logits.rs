@@ -1,21 +1,21 @@
 //! `clary logits`: teacher-forced scores of token ids.
 
-use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use model::qwen3_5::{Scored, Unprobed, text_rows};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::args::{Ctx, Draft, LogitsArgs};
-use crate::error::{Failure, Result};
+use crate::error::{Exit, Failure, Result};
 use crate::ids;
 use crate::interrupt::Interrupt;
 use crate::load::{self, Loaded, Sizes};
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
 use crate::table;
+use crate::target::Target;
 use crate::weights::Weights;
 
 /// Scores the ids, writes the file and prints its digest.
@@ -80,7 +80,7 @@ fn score(
     };
     loaded.qwen.score(&text_rows(ids), &[], chunk, mtp, &mut Unprobed, take)?;
     drop(progress);
-    written.map_err(|error| Failure::file(&sink.path(), &error))
+    written.map_err(|error| sink.failed(&error))
 }
 
 fn report(digests: &Digests, rows: usize, vocabulary: usize, args: &LogitsArgs, output: &Output) -> Result {
@@ -110,14 +110,12 @@ struct Sink {
     rows: usize,
     mtp_rows: usize,
     vocabulary: usize,
-    target: Option<Target>,
+    scores: Option<Scores>,
 }
 
-/// A file that gets its name when it is whole.
-struct Target {
-    file: File,
-    partial: PathBuf,
-    path: PathBuf,
+/// The file of the scores.
+struct Scores {
+    target: Target,
     /// Where `logits` and `mtp_logits` begin.
     starts: [u64; 2],
 }
@@ -136,41 +134,44 @@ impl Sink {
         out: Option<&Path>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let target = match out {
-            Some(path) => Some(Target::new(path, rows, vocabulary, mtp, interrupt)?),
+        let scores = match out {
+            Some(path) => Some(Scores::new(path, rows, vocabulary, mtp, interrupt)?),
             None => None,
         };
         let mtp = mtp.then(Sha256::new);
-        Ok(Self { logits: Sha256::new(), mtp, rows: 0, mtp_rows: 0, vocabulary, target })
+        Ok(Self { logits: Sha256::new(), mtp, rows: 0, mtp_rows: 0, vocabulary, scores })
     }
 
     fn take(&mut self, scored: &Scored<'_>) -> io::Result<()> {
         assert_eq!(scored.first, self.rows, "rows come in order");
         let bytes = le_bytes(scored.logits);
         self.logits.update(&bytes);
-        if let Some(target) = &mut self.target {
-            target.write(0, self.rows * self.vocabulary, &bytes)?;
+        if let Some(scores) = &mut self.scores {
+            scores.write(0, self.rows * self.vocabulary, &bytes)?;
         }
         self.rows += scored.logits.len() / self.vocabulary;
         if let Some(mtp) = self.mtp.as_mut().filter(|_| !scored.mtp_logits.is_empty()) {
             assert_eq!(scored.mtp_first, self.mtp_rows, "rows come in order");
             let bytes = le_bytes(scored.mtp_logits);
             mtp.update(&bytes);
-            if let Some(target) = &mut self.target {
-                target.write(1, self.mtp_rows * self.vocabulary, &bytes)?;
+            if let Some(scores) = &mut self.scores {
+                scores.write(1, self.mtp_rows * self.vocabulary, &bytes)?;
             }
             self.mtp_rows += scored.mtp_logits.len() / self.vocabulary;
         }
         Ok(())
     }
 
-    fn path(&self) -> PathBuf {
-        self.target.as_ref().map_or_else(PathBuf::new, |target| target.partial.clone())
+    fn failed(&self, error: &io::Error) -> Failure {
+        match &self.scores {
+            Some(scores) => scores.target.failed(error),
+            None => Failure::new(Exit::Failure, format!("scores: {error}")),
+        }
     }
 
     fn finish(self, interrupt: &Interrupt) -> Result<Digests> {
-        if let Some(target) = self.target {
-            target.finish()?;
+        if let Some(scores) = self.scores {
+            scores.target.finish()?;
             interrupt.partial(None);
         }
         let hex = |digest: Sha256| table::hex(&digest.finalize());
@@ -182,45 +183,19 @@ fn le_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-impl Target {
+impl Scores {
     fn new(path: &Path, rows: usize, vocabulary: usize, mtp: bool, interrupt: &Interrupt) -> Result<Self> {
-        let Some(name) = path.file_name() else {
-            return Err(Failure::usage(format!("--out: {} is no file name", path.display())));
-        };
-        if path.is_dir() {
-            return Err(Failure::usage(format!("--out: {} is a folder; name a file", path.display())));
-        }
-        let mut partial_name = name.to_owned();
-        partial_name.push(".partial");
-        let partial = path.with_file_name(partial_name);
-        let failed = |error: io::Error| Failure::file(&partial, &error);
+        let mut target = Target::create(path).map_err(|failure| failure.context("--out"))?;
+        interrupt.partial(Some(target.partial.clone()));
         let (header, starts) = header(rows, vocabulary, mtp);
-        let mut file = File::create(&partial).map_err(failed)?;
-        interrupt.partial(Some(partial.clone()));
-        file.write_all(&header).map_err(failed)?;
-        Ok(Self { file, partial: partial.clone(), path: path.to_owned(), starts })
+        target.file.write_all(&header).map_err(|error| target.failed(&error))?;
+        Ok(Self { target, starts })
     }
 
     /// Writes values of tensor `which` from its value number `from` on.
     fn write(&mut self, which: usize, from: usize, bytes: &[u8]) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start(self.starts[which] + from as u64 * 4))?;
-        self.file.write_all(bytes)
-    }
-
-    fn finish(mut self) -> Result {
-        let finished = self.file.sync_all().and_then(|()| fs::rename(&self.partial, &self.path));
-        finished.map_err(|error| Failure::file(&self.path, &error))?;
-        self.partial = PathBuf::new();
-        Ok(())
-    }
-}
-
-/// A file that did not become whole is of no use.
-impl Drop for Target {
-    fn drop(&mut self) {
-        if self.partial != Path::new("") {
-            let _ = fs::remove_file(&self.partial);
-        }
+        self.target.file.seek(SeekFrom::Start(self.starts[which] + from as u64 * 4))?;
+        self.target.file.write_all(bytes)
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::args::SynthArgs;
-use crate::error::Result;
+use crate::error::{Failure, Result};
+use crate::interrupt::Interrupt;
 use crate::origin::SynthSpec;
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
@@ -20,16 +21,26 @@ pub(crate) fn synth(args: &SynthArgs, output: &Output) -> Result {
         experts: args.experts,
         seed: args.seed,
     };
+    let interrupt = Interrupt::install()?;
     let weights = synth::for_folder(&spec)?;
     let companions = synth::companions(&args.like);
     let mut progress = Progress::new(output, "writing", Unit::Bytes);
     let mut bytes = 0;
     let start = Instant::now();
-    checkpoint::write(&args.dir, &weights, &companions, &mut |done, total| {
+    let written = checkpoint::write(&args.dir, &weights, &companions, &mut |done, total| {
+        if bytes == 0 {
+            // Called first when the folder is known to have been empty.
+            interrupt.partial(Some(args.dir.clone()));
+        }
         bytes = total;
         progress.set(done, total);
-    })?;
+    });
     drop(progress);
+    interrupt.partial(None);
+    written.map_err(|error| match &error {
+        checkpoint::Error::Io { path, source } => Failure::file(path, source),
+        _ => error.into(),
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     if output.json {
         return Ok(output.document(&json!({

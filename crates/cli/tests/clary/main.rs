@@ -42,6 +42,7 @@ impl Ran {
         if ![0, 130].contains(&code) {
             let is_told = self.err.starts_with("error: ") || self.err.contains("\nerror: ");
             assert!(is_told, "a failure says so: {self:#?}");
+            assert!(self.err.contains("\nhint: "), "and how to go on: {self:#?}");
         }
         self
     }
