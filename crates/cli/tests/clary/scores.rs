@@ -6,9 +6,9 @@ use crate::{Ran, clary, clary_with, demo, project, tiny};
 
 /// A folder with a file of token ids.
 fn ids(text: &str) -> (tempfile::TempDir, String) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("there is room");
     let path = dir.path().join("ids.json");
-    fs::write(&path, text).unwrap();
+    fs::write(&path, text).expect("there is room");
     let path = path.display().to_string();
     (dir, path)
 }
@@ -20,7 +20,7 @@ fn text_of(tokens: usize) -> String {
 }
 
 fn sha(ran: Ran) -> String {
-    ran.code(0).json()["sha256"].as_str().unwrap().to_owned()
+    ran.code(0).json()["sha256"].as_str().expect("a digest").to_owned()
 }
 
 #[test]
@@ -50,9 +50,10 @@ fn chunks_and_threads_change_no_byte() {
 
 /// Logits of a file written by `clary logits`, rows of the vocabulary joined.
 fn values(path: &std::path::Path) -> Vec<f32> {
-    let bytes = fs::read(path).unwrap();
-    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    bytes[start..].chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
+    let bytes = fs::read(path).expect("it was written");
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let value = |word: &[u8]| f32::from_le_bytes(word.try_into().expect("4 bytes"));
+    bytes[start..].chunks_exact(4).map(value).collect()
 }
 
 #[test]
@@ -136,4 +137,21 @@ fn bench_hashes_are_equal_for_every_thread_count() {
         assert!(cases[0]["decode_tokens_per_s"][key].as_f64().unwrap() > 0.0);
     }
     assert!(json["machine"][0]["read_bytes_per_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn streams_and_drafts_change_no_token() {
+    let demo = demo();
+    let base = ["bench", &demo, "--prompt", "20", "--tokens", "12", "--reps", "2", "--streams", "1,3"];
+    let json = clary(&[&base[..], &["--json"]].concat()).code(0).json();
+    let crowds = json["crowds"].as_array().unwrap();
+    for (crowd, (streams, drafts)) in crowds.iter().zip([(1, "on"), (1, "off"), (3, "on"), (3, "off")]) {
+        assert!(crowd["streams"] == streams && crowd["drafts"] == drafts, "{crowd}");
+    }
+    assert_eq!(crowds.len(), 4);
+    assert_eq!(crowds[0]["token_hash"], crowds[1]["token_hash"]);
+    assert_eq!(crowds[2]["token_hash"], crowds[3]["token_hash"]);
+    assert_ne!(crowds[0]["token_hash"], crowds[2]["token_hash"]);
+    assert_eq!(crowds[3]["tokens"], 36);
+    clary(&["bench", &demo, "--drafts", "on"]).code(2).err_has("--streams");
 }

@@ -47,7 +47,7 @@ impl Case {
 
     /// Runs it once more.
     pub(super) fn run(&mut self, qwen: &mut Qwen) -> Result {
-        let ids = prompt(self.prompt, qwen.spec().vocabulary);
+        let ids = prompt(self.prompt, 0, qwen.spec().vocabulary);
         let mut sequence = Sequence::new(qwen, self.prompt + self.tokens)?;
         let start = Instant::now();
         let mut last = sequence.feed(&text_rows(&ids))?;
@@ -68,14 +68,14 @@ impl Case {
 /// A short run, so that the first measured one finds memory mapped and threads awake.
 pub(super) fn warm_up(qwen: &mut Qwen) -> Result {
     let tokens = WARM_UP.min(qwen.spec().context_max);
-    let ids = prompt(tokens, qwen.spec().vocabulary);
+    let ids = prompt(tokens, 0, qwen.spec().vocabulary);
     Sequence::new(qwen, tokens)?.feed(&text_rows(&ids))?;
     Ok(())
 }
 
-/// Token ids that go all over the vocabulary, the same ones in every run.
-fn prompt(tokens: usize, vocabulary: usize) -> Vec<u32> {
-    let id = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+/// Token ids that go all over the vocabulary, the same ones in every run, others for each stream.
+pub(super) fn prompt(tokens: usize, stream: usize, vocabulary: usize) -> Vec<u32> {
+    let id = |at: usize| ((stream as u64) << 32 | (at as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
     (0..tokens).map(|at| (id(at) % vocabulary as u64) as u32).collect()
 }
 

@@ -1,8 +1,9 @@
-//! `clary bench`: prefill and decode of one sequence, against what the machine can do.
+//! `clary bench`: prefill and decode of one sequence, against what the machine can do, or several at once.
 
 mod machine;
 mod measure;
 mod report;
+mod streams;
 
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
             .hint("--device cpu"));
     }
     let weights = Weights::open(&args.model.model)?;
+    if !args.streams.is_empty() {
+        return streams::bench(&weights, args, output);
+    }
     let threads = match args.threads.is_empty() {
         true => vec![load::threads(None)],
         false => args.threads.clone(),
