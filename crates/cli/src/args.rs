@@ -318,6 +318,9 @@ pub(crate) struct RunArgs {
     /// Instructions put before the question
     #[arg(long, value_name = "S")]
     pub(crate) system: Option<String>,
+    /// The answer is JSON of this JSON Schema
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json_schema: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }

@@ -26,11 +26,23 @@ pub(crate) fn start(
     sizes: Sizes,
     output: &Output,
 ) -> Result<Running> {
+    start_with(args, threads, sizes, output, |_| Ok(())).map(|(running, ())| running)
+}
+
+/// The same with something made of the text side, which may fail before the weights are read, too.
+pub(crate) fn start_with<T>(
+    args: &ModelArgs,
+    threads: Option<usize>,
+    sizes: Sizes,
+    output: &Output,
+    make: impl FnOnce(&TextSide) -> Result<T>,
+) -> Result<(Running, T)> {
     let weights = Weights::open(&args.model)?;
     let text = TextSide::open(&weights.dir)?;
+    let made = make(&text)?;
     let loaded = load::load(&weights, args, threads, sizes, output)?;
     let mut settings = engine::Settings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
     settings.calibrate = sizes.draft == Draft::Auto;
     let engine = Engine::start(Box::new(loaded.qwen), settings)?;
-    Ok(Running { session: Session::new(text, engine), load: loaded.time })
+    Ok((Running { session: Session::new(text, engine), load: loaded.time }, made))
 }

@@ -1,9 +1,12 @@
 //! `clary run`: one reply.
 
+use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
+use std::path::Path;
 
-use server::{Conversation, Finish};
-use text::{Message, Role};
+use serde_json::Value;
+use server::{Conversation, Finish, Options, TextSide};
+use text::{Answer, Grammar, GrammarCompiler, Message, Role};
 
 use crate::args::RunArgs;
 use crate::error::{Failure, Result};
@@ -16,6 +19,8 @@ use crate::{reply, table};
 
 /// Longest prompt read from stdin, bytes.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
+/// Longest schema file, bytes: written out with white space, it may be longer than the schema is.
+const SCHEMA_BYTES_MAX: u64 = 4 << 20;
 
 /// Answers one question.
 pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
@@ -24,14 +29,20 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
     let interrupt = Interrupt::install()?;
     let draft = args.draft.draft;
     let sizes = Sizes::reply(args.model.ctx, draft);
-    let running = session::start(&args.model, args.threads.threads, sizes, output)?;
+    let answer = match args.json_schema.as_deref() {
+        Some(path) => Some((path, schema(path)?)),
+        None => None,
+    };
+    let constrain = |text: &TextSide| answer.map(|(path, schema)| grammar(text, path, schema)).transpose();
+    let (running, grammar) =
+        session::start_with(&args.model, args.threads.threads, sizes, output, constrain)?;
     let sampling = settings::sampling(&args.sampling, &running.session.text().defaults);
     let seed = sampling.seed;
     if output.verbose > 0 {
         output.note(&format!("seed     {seed}"))?;
     }
     let wish = Wish { thinking: &thinking, sampling, max_tokens: args.sampling.max_tokens, draft };
-    let options = settings::options(wish);
+    let options = Options { grammar, ..settings::options(wish) };
     let mut messages = Vec::new();
     messages.extend(args.system.as_deref().map(|system| Message::text(Role::System, system)));
     messages.push(Message::text(Role::User, prompt));
@@ -52,6 +63,29 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
         Finish::Cancelled => Err(Failure::interrupted()),
         _ => Ok(()),
     }
+}
+
+/// A schema from a file.
+fn schema(path: &Path) -> Result<Value> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(SCHEMA_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| Failure::file(path, &error))?;
+    if bytes.len() as u64 > SCHEMA_BYTES_MAX {
+        let message = format!("{}: more than {SCHEMA_BYTES_MAX} bytes", path.display());
+        return Err(Failure::usage(message).hint("a JSON Schema may have 256 KiB"));
+    }
+    serde_json::from_slice(&bytes).map_err(|error| {
+        Failure::usage(format!("{}: not JSON: {error}", path.display())).hint("a JSON Schema is expected")
+    })
+}
+
+/// The constraint of a schema. A refusal points into the file.
+fn grammar(text: &TextSide, path: &Path, schema: Value) -> Result<Grammar> {
+    let compiler = GrammarCompiler::new(&text.tokenizer, &text.defaults.stop_ids)?;
+    compiler.compile(Some(&Answer::Schema(schema)), None).map_err(|error| {
+        let message = format!("{}: {error}", path.display());
+        Failure::usage(message).hint("docs/api.md section 3.5 lists the keywords that are enforced")
+    })
 }
 
 /// The question: as typed, or from stdin.

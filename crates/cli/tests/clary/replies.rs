@@ -125,3 +125,36 @@ fn mistakes_end_a_chat_over_a_pipe() {
     clary_with(&["chat", &demo()], "").code(0);
     clary(&["chat", &demo(), "--json"]).code(2);
 }
+
+#[test]
+fn run_answers_in_a_schema() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let schema = file(
+        "schema.json",
+        r#"{"type": "object", "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 999},
+            "sure": {"type": "boolean"}}, "required": ["sum", "sure"], "additionalProperties": false}"#,
+    );
+    for thinking in ["on", "off"] {
+        let question = ["run", &demo(), QUESTION, "--temperature", "0"];
+        let args = [&question[..], &["--thinking", thinking, "--json-schema", &schema]].concat();
+        let ran = clary(&args).code(0);
+        let value: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        assert!(value["sum"].as_u64().is_some_and(|sum| sum < 1000) && value["sure"].is_boolean(), "{value}");
+    }
+    for (text, told) in [
+        (r#"{"properties": {"a": {"not": {}}}}"#, "bad.json: /properties/a/not: "),
+        (r#"{"type": "string", "pattern": "[a"}"#, "bad.json: /pattern: "),
+        ("{", "bad.json: not JSON"),
+        ("false", "bad.json: no value is valid"),
+    ] {
+        let bad = file("bad.json", text);
+        clary(&["run", &demo(), QUESTION, "--json-schema", &bad]).code(2).err_has(told);
+    }
+    let missing = dir.path().join("none.json").display().to_string();
+    clary(&["run", &demo(), QUESTION, "--json-schema", &missing]).code(2).err_has("none.json");
+}
