@@ -184,6 +184,10 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
             if !seen.insert(name.clone()) {
                 return Err(A::Error::custom(format_args!("key {name:?} is repeated")));
             }
+            // Names are shown to people, on terminals as well.
+            if name.contains(char::is_control) {
+                return Err(A::Error::custom(format_args!("name {name:?} has control characters")));
+            }
             if name == "__metadata__" {
                 entries.next_value::<IgnoredAny>()?;
             } else {
@@ -288,6 +292,7 @@ mod tests {
         let one = |dtype: &str, shape: &str, offsets: &str| {
             format!(r#"{{"t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
+        check(r#"{"a\u001b[31m\n":{}}"#, 0, r#"name "a\u{1b}[31m\n" has control characters"#);
         check(&one("F5", "[1]", "[0,4]"), 4, "dtype \"F5\" is unknown");
         check(&one("F32", "[1]", "[4,0]"), 4, "do not fit");
         check(&one("F32", "[2]", "[0,4]"), 4, "do not fit");
