@@ -28,6 +28,8 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_clary"))
             .args(["serve", &demo(), "--port", "0", "--ctx", ctx, "--cache-ram", "64MiB"])
             .args(options)
+            .env("CLARY_QUEUE_TIMEOUT", "5m")
+            .env("CLARY_NO_OLLAMA", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -135,6 +137,7 @@ fn a_server_from_start_to_end() {
     }
     assert!(server.report.iter().any(|line| line.contains("drafted equal plain")), "{:#?}", server.report);
     assert_eq!(server.ask("GET", "/ready", None).0, 200);
+    assert_eq!(server.ask("GET", "/api/version", None).0, 404, "the environment leaves Ollama out");
     let (status, models) = server.ask("GET", "/v1/models", None);
     let models: Value = serde_json::from_str(&models).expect("JSON");
     assert_eq!((status, &models["data"][0]["id"]), (200, &json!("demo")));

@@ -127,7 +127,10 @@ async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
     let mut serving = std::pin::pin!(serving);
     let (sender, loading) = oneshot::channel();
     let loader = app.clone();
-    std::thread::spawn(move || sender.send(ready.load(&loader, &output)));
+    std::thread::spawn(move || {
+        // Nobody waits for it where the order to end came first.
+        let _ = sender.send(ready.load(&loader, &output));
+    });
     let Loaded { session, report, grammar } = tokio::select! {
         // Told to end before there was anything to wait for.
         () = &mut serving => return Ok(()),

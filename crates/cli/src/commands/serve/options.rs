@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use engine::Drafting;
 use server::http::{SamplingSource, Settings, SettingsError, Typed};
@@ -50,13 +51,13 @@ pub(crate) struct PlaceArgs {
     #[arg(long, value_name = "PATH", env = "CLARY_UNIX")]
     pub(crate) unix: Option<PathBuf>,
     /// Leave out Ollama's routes
-    #[arg(long, env = "CLARY_NO_OLLAMA")]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_OLLAMA")]
     pub(crate) no_ollama: bool,
     /// Leave out Anthropic's routes
-    #[arg(long, env = "CLARY_NO_ANTHROPIC")]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_ANTHROPIC")]
     pub(crate) no_anthropic: bool,
     /// Leave out the Responses routes
-    #[arg(long, env = "CLARY_NO_RESPONSES")]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_RESPONSES")]
     pub(crate) no_responses: bool,
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',', env = "CLARY_CORS_ORIGIN")]
     pub(crate) cors_origin: Vec<String>,
     /// Let everybody who reaches the address ask
-    #[arg(long, env = "CLARY_NO_AUTH_I_KNOW")]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_AUTH_I_KNOW")]
     pub(crate) no_auth_i_know: bool,
 }
 

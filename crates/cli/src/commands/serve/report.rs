@@ -121,7 +121,7 @@ impl Report {
         dialects.extend(settings.ollama.then_some("Ollama /api"));
         Self {
             model: format!("{format}, {}", load::summary(weights)),
-            template: text.template.digest().chars().take(12).collect(),
+            template: text.template.digest().to_owned(),
             sizes: sizes.clone(),
             plan: None,
             free: memory::free(),
@@ -151,7 +151,7 @@ impl Report {
         let free = self.free.map_or(String::new(), |free| format!("   {} free", table::bytes(free)));
         let mut lines = vec![
             format!("clary {}  {}  build {}", server::http::VERSION, self.backend, facts.info.build),
-            format!("model    {}   {}   template sha256:{}…", facts.id, self.model, self.template),
+            format!("model    {}   {}   template sha256:{:.12}…", facts.id, self.model, self.template),
             format!("device   {}{free}", self.device),
             format!("memory   {}", self.memory()),
             format!("slots    {}      {}", self.slots(), self.cache()),
