@@ -5,6 +5,7 @@
 
 mod support;
 
+use checkpoint::Kind;
 use model::qwen3_5::{Config, MemoryPlan, MixerKind, Parts, Settings, Tie, inventory};
 use serde_json::{Value, json};
 use support::*;
@@ -229,6 +230,29 @@ fn the_plan_counts_the_published_sizes() {
     assert_eq!(plan.total(), 1000 + plan.kv + plan.states + plan.scratch);
     let with_mtp = MemoryPlan::new(&config, &plan_settings(), true, 1000);
     assert_eq!(with_mtp.page, plan.page / 10 * 11);
+}
+
+/// Stored bytes of text model and MTP layer with every matrix in 4 bits, groups of 64, 16-bit scales and biases.
+fn bytes_in_4_bits(config: &Config) -> u64 {
+    let parts = Parts { head: true, mtp: true, vision: false };
+    let values = |kind: &Kind| match *kind {
+        Kind::Matrix { rows, cols } => (rows * cols) as u64,
+        Kind::Experts { experts, rows, cols, .. } => (experts * rows * cols) as u64,
+        _ => 0,
+    };
+    let needed = inventory(config, parts).into_iter().filter(|expected| !expected.optional);
+    needed.map(|expected| values(&expected.kind)).sum::<u64>() * 9 / 16
+}
+
+#[test]
+fn eight_long_sequences_with_drafts_fit_beside_the_weights_in_32_gib() {
+    let config = Config::from_json(&published()).unwrap();
+    let weights = bytes_in_4_bits(&config);
+    assert!((19_000_000_000..21_000_000_000).contains(&weights), "{weights}");
+    let wish = Settings { slots: 8, snapshots: 8, kv: device::KvForm::Int8, ..plan_settings() };
+    let plan = MemoryPlan::new(&config, &wish.with_context(96 << 10), true, weights);
+    let limit = (32u64 << 30) / 100 * 95;
+    assert!(plan.total() <= limit, "{plan:?}: {} of {limit}", plan.total());
 }
 
 #[test]
