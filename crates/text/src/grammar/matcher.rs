@@ -38,8 +38,8 @@ pub struct NotAllowed {
     pub position: usize,
 }
 
-/// A place in a grammar: after some tokens, at first after none. Answers depend on those tokens alone. A clone
-/// is independent and shares what was worked out so far.
+/// A place in a grammar: after some tokens, at first after none. Answers depend on those tokens alone. A
+/// clone is independent and shares what was worked out so far.
 #[derive(Clone)]
 pub struct Matcher {
     at: llguidance::Matcher,

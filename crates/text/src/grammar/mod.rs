@@ -1,9 +1,9 @@
-//! Constraints on a reply (`docs/api.md` 3.4 and 3.5): JSON, JSON of a schema, regular expressions, choices and
-//! tool calls, each as the set of tokens that may follow.
+//! Constraints on a reply (`docs/api.md` 3.4 and 3.5): JSON, JSON of a schema, regular expressions, choices
+//! and tool calls, each as the set of tokens that may follow.
 //!
-//! A [`GrammarCompiler`] holds a tokenizer's ids as a trie, [`GrammarCompiler::compile`] makes a [`Grammar`] of
-//! what is wanted, and a [`Matcher`] stands somewhere in one. What is compiled is enforced to the letter; what
-//! cannot be enforced is refused ([`GrammarError`]).
+//! A [`GrammarCompiler`] holds a tokenizer's ids as a trie, [`GrammarCompiler::compile`] makes a [`Grammar`]
+//! of what is wanted, and a [`Matcher`] stands somewhere in one. What is compiled is enforced to the letter;
+//! what cannot be enforced is refused ([`GrammarError`]).
 //!
 //! JSON is written on one line, with or without one space after a comma or colon, as the family writes it:
 //! white space that the model may repeat would never have to end. Strings have no `\u` escapes, so that every
@@ -14,6 +14,7 @@ mod error;
 mod formats;
 mod matcher;
 mod pattern;
+mod plain;
 mod schema;
 mod vocabulary;
 

@@ -135,9 +135,10 @@ impl Finder {
         let items = match class.kind {
             ClassPerlKind::Digit => "0-9",
             ClassPerlKind::Word => "0-9A-Za-z_",
-            ClassPerlKind::Space => {
-                r"\t\n\x0B\x0C\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
-            }
+            ClassPerlKind::Space => concat!(
+                r"\t\n\x0B\x0C\r \u{a0}\u{1680}\u{2000}-\u{200a}",
+                r"\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
+            ),
         };
         let not = if class.negated { "^" } else { "" };
         self.edit(class.span, format!("[{not}{items}]"));

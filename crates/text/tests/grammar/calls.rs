@@ -14,13 +14,15 @@ fn tools(strict: bool) -> Vec<Tool> {
         "unit": {"enum": ["C", "F"]},
         "days": {"type": "integer", "minimum": 1, "maximum": 9},
         "detail": {"type": ["string", "null", "integer"]},
-        "where": {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "array", "items": {"type": "boolean"},
-            "maxItems": 2}]},
+        "where": {"anyOf": [{"type": "string", "pattern": "^[a-z]+$"},
+            {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
         "box": {"type": "object", "properties": {"w": {"$ref": "#/$defs/size"}}, "required": ["w"],
             "additionalProperties": false},
+        "code": {"anyOf": [{"$ref": "#/$defs/code"}, {"enum": [7, "8", null]}, {"type": "boolean"}]},
         "any": {}},
         "required": ["city", "days", "box"], "additionalProperties": false,
-        "$defs": {"size": {"type": "number", "minimum": 0, "maximum": 9}}});
+        "$defs": {"size": {"type": "number", "minimum": 0, "maximum": 9},
+            "code": {"type": "string", "pattern": "^[A-Z]+$", "maxLength": 3}}});
     let tools = json!([
         {"type": "function", "function": {"name": "get_weather", "strict": strict, "parameters": weather}},
         {"type": "function", "function": {"name": "now", "strict": strict}},
@@ -138,6 +140,11 @@ fn loose_tools_and_refusals() {
         (json!({"type": "object", "properties": {"a<b": {}}}), "/properties/a<b"),
         (json!({"type": "object", "required": ["z"]}), "/required/0"),
         (json!({"type": "object", "properties": {"a": {"minimum": 1}}}), "/properties/a"),
+        (json!({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}), "/properties/a"),
+        (
+            json!({"properties": {"a": {"type": ["string", "null"], "anyOf": [{"const": null}, {"minLength": 2}]}}}),
+            "/properties/a",
+        ),
         (json!({"anyOf": [{"type": "object"}]}), "/anyOf"),
         (json!({"type": "array"}), "/type"),
     ] {
@@ -151,4 +158,41 @@ fn loose_tools_and_refusals() {
         let text = (1..30).find_map(|seed| draw(&grammar, seed, 20)).unwrap();
         assert_eq!(read(&tools, &text).calls.len(), 1, "{text}");
     }
+}
+
+/// What multiplies is refused before it does.
+#[test]
+fn many_tools_stay_within_the_limits() {
+    let big: serde_json::Map<String, Value> = (0..900)
+        .map(|index| (format!("p{index}"), json!({"type": "array", "items": {"type": "integer"}})))
+        .collect();
+    let all: serde_json::Map<String, Value> =
+        (0..900).map(|index| (format!("q{index}"), json!({"$ref": "#/$defs/big"}))).collect();
+    let big =
+        json!({"type": "object", "properties": all, "$defs": {"big": {"type": "object", "properties": big}}});
+    let doubling: serde_json::Map<String, Value> = (0..15)
+        .map(|index| {
+            let next = json!({"$ref": format!("#/$defs/d{}", index + 1)});
+            (format!("d{index}"), json!({"anyOf": [next, next, next, next]}))
+        })
+        .chain([("d15".to_owned(), json!({"type": "string"}))])
+        .collect();
+    let doubling = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": doubling});
+    for (parameters, fault) in [(big, GrammarFault::TooComplex), (doubling, GrammarFault::Unsupported)] {
+        let tools = Tool::parse_all(&json!([{"type": "function", "function": {"name": "f", "strict": true,
+            "parameters": parameters}}]))
+        .unwrap();
+        let begin = std::time::Instant::now();
+        let result = demo().1.compile(None, Some(&Calls { tools: &tools, required: true, parallel: false }));
+        assert_eq!(result.unwrap_err().fault, fault);
+        assert!(begin.elapsed() < std::time::Duration::from_secs(2), "{:?}", begin.elapsed());
+    }
+    let many: Vec<Value> = (0..200)
+        .map(|index| {
+            json!({"type": "function", "function": {"name": format!("f{index}"), "strict": true,
+            "parameters": tools(true)[0].parameters}})
+        })
+        .collect();
+    let many = Tool::parse_all(&Value::Array(many)).unwrap();
+    demo().1.compile(None, Some(&Calls { tools: &many, required: false, parallel: true })).unwrap();
 }

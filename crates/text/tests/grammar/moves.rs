@@ -9,7 +9,8 @@ fn answers() -> Vec<Answer> {
     vec![
         Answer::Schema(
             json!({"type": "object", "properties": {"a": {"type": "boolean"}, "é": {"type": "string",
-            "maxLength": 3}, "n": {"type": "integer", "minimum": 3, "maximum": 140}}, "required": ["a", "é"]}),
+            "maxLength": 3}, "n": {"type": "integer", "minimum": 3, "maximum": 140}},
+            "required": ["a", "é"]}),
         ),
         Answer::JsonObject,
         Answer::Regex("(?:true|tr[uvw]+|12*)(?:</|\\n\\n)".into()),

@@ -40,7 +40,8 @@ pub(crate) fn tiny() -> (Tokenizer, GrammarCompiler, u32) {
     let file = json!({
         "added_tokens": [{"id": end, "content": "<|end|>", "special": true,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     });

@@ -1,7 +1,7 @@
 //! What a schema grows to when its combinations are multiplied out, known before it is done.
 //!
-//! Keywords beside `anyOf` go into each of its branches, and the parts of an `allOf` into one another, each with
-//! its alternatives. Costs are in schemas: one takes some 200 bytes and a few microseconds.
+//! Keywords beside `anyOf` go into each of its branches, and the parts of an `allOf` into one another, each
+//! with its alternatives. Costs are in schemas: one takes some 200 bytes and a few microseconds.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,16 @@ use serde_json::{Map, Value};
 use super::Result;
 use crate::grammar::error::GrammarError;
 
-/// Most schemas after multiplication.
-const COST_MAX: u64 = 300_000;
+/// What is left of the schemas that one constraint may have after multiplication.
+pub(in crate::grammar) struct Budget(u64);
+
+impl Budget {
+    /// Enough for what people write, and below a second and 64 MiB.
+    pub(in crate::grammar) fn new() -> Self {
+        Self(300_000)
+    }
+}
+
 /// Schemas as costly as the square of an object's number of properties, divided by this.
 const SQUARE: u64 = 10;
 
@@ -43,8 +51,13 @@ impl Cost {
     }
 }
 
-/// Refuses an enforced schema that grows too large.
-pub(super) fn check(form: &Map<String, Value>, definitions: &Map<String, Value>, at: &str) -> Result<()> {
+/// Refuses an enforced schema that grows larger than the budget, and takes it off.
+pub(super) fn check(
+    form: &Map<String, Value>,
+    definitions: &Map<String, Value>,
+    at: &str,
+    budget: &mut Budget,
+) -> Result<()> {
     let mut known = HashMap::new();
     let mut all = 0_u64;
     for (name, definition) in definitions {
@@ -52,12 +65,16 @@ pub(super) fn check(form: &Map<String, Value>, definitions: &Map<String, Value>,
         known.insert(name.as_str(), cost);
         all = all.saturating_add(cost.schemas);
     }
-    if all.saturating_add(of_map(form, &known).schemas) > COST_MAX {
-        let detail =
-            "its combinations and properties are too many; give alternatives fewer keywords in common";
-        return Err(GrammarError::too_complex(at, detail));
+    match budget.0.checked_sub(all.saturating_add(of_map(form, &known).schemas)) {
+        Some(left) => {
+            budget.0 = left;
+            Ok(())
+        }
+        None => {
+            let detail = "too many combinations and properties; give alternatives fewer keywords in common";
+            Err(GrammarError::too_complex(at, detail))
+        }
     }
-    Ok(())
 }
 
 /// References that lead in circles are not followed: they are not multiplied out, either.

@@ -9,14 +9,13 @@ use crate::grammar::error::GrammarError;
 const BRANCHES_MAX: usize = 128;
 
 /// Refuses branches that some value might share.
-pub(super) fn check(root: &Value, branches: &[Value], at: &str) -> Result<()> {
+pub(super) fn check<'s>(facts: &mut Facts<'s>, branches: &'s [Value], at: &str) -> Result<()> {
     if branches.len() > BRANCHES_MAX {
         let detail = format!("{} branches, at most {BRANCHES_MAX}; use anyOf", branches.len());
         return Err(GrammarError::too_complex(at, detail));
     }
-    let mut facts = Facts::new(root);
     for (index, branch) in branches.iter().enumerate() {
-        let shared = branches[..index].iter().position(|other| !disjoint(&mut facts, branch, other));
+        let shared = branches[..index].iter().position(|other| !disjoint(facts, branch, other));
         if let Some(other) = shared {
             let detail = format!(
                 "a value may fit this branch and branch {other}; use anyOf, or tell them apart by a required \

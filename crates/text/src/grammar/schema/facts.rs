@@ -2,8 +2,6 @@
 
 use serde_json::{Map, Value};
 
-/// Most schemas looked at for one question.
-const FUEL: u32 = 1 << 17;
 /// Deepest chain of references and combinations followed.
 const DEPTH_MAX: u32 = 64;
 
@@ -41,7 +39,7 @@ impl Types {
         }
     }
 
-    fn of(value: &Value) -> Self {
+    pub(in crate::grammar) fn of(value: &Value) -> Self {
         match value {
             Value::Null => Self::NULL,
             Value::Bool(_) => Self::BOOLEAN,
@@ -60,10 +58,6 @@ impl Types {
         Self(self.0 | other.0)
     }
 
-    pub(in crate::grammar) fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-
     pub(in crate::grammar) fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
@@ -71,14 +65,15 @@ impl Types {
 
 /// A bounded look into a schema. Where it gives up it says less, never anything wrong.
 pub(in crate::grammar) struct Facts<'s> {
-    pub(in crate::grammar) root: &'s Value,
+    root: &'s Value,
     fuel: u32,
     depth: u32,
 }
 
 impl<'s> Facts<'s> {
-    pub(in crate::grammar) fn new(root: &'s Value) -> Self {
-        Self { root, fuel: FUEL, depth: 0 }
+    /// Looks at no more than `fuel` schemas below those it is asked about.
+    pub(in crate::grammar) fn new(root: &'s Value, fuel: u32) -> Self {
+        Self { root, fuel, depth: 0 }
     }
 
     /// Runs `look` one level down, or gives up.

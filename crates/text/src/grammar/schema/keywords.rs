@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use super::{NUMBER_MAX, Result, step};
 use crate::grammar::error::GrammarError;
 
-/// Keywords of any draft that say which values are valid and are not enforced. Words that no draft defines say
-/// nothing about validity and are passed over, as are titles, defaults and the like.
+/// Keywords of any draft that say which values are valid and are not enforced. Words that no draft defines
+/// say nothing about validity and are passed over, as are titles, defaults and the like.
 const REFUSED: [&str; 20] = [
     "not",
     "if",
@@ -89,8 +89,8 @@ fn exact(value: &Value, at: &str) -> Result<()> {
     }
 }
 
-/// Each string has one spelling in a reply, which has no `\u` escapes: else a name could come a second time in
-/// another spelling.
+/// Each string has one spelling in a reply, which has no `\u` escapes: else a name could come a second time
+/// in another spelling.
 pub(super) fn writable(text: &str, at: &str) -> Result<()> {
     let is_plain =
         |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' | '\u{80}'..);

@@ -1,7 +1,7 @@
 //! From a JSON Schema to one that holds nothing but what is enforced.
 //!
-//! The walk refuses every keyword that would change which values are valid and is not enforced, with a pointer
-//! to it, and bounds size, depth and references before anything is compiled. What comes out has local
+//! The walk refuses every keyword that would change which values are valid and is not enforced, with a
+//! pointer to it, and bounds size, depth and references before anything is compiled. What comes out has local
 //! definitions under plain names, `oneOf` of disjoint branches as `anyOf`, and formats as expressions.
 
 mod cost;
@@ -19,6 +19,7 @@ use super::formats;
 use super::pattern::{self, Dialect};
 use crate::message::SCHEMA_BYTES_MAX;
 
+pub(super) use cost::Budget;
 use facts::fragment;
 pub(super) use facts::{Facts, Types};
 
@@ -30,6 +31,8 @@ const WALK_DEPTH_MAX: usize = 512;
 const LENGTH_MAX: u64 = 1 << 20;
 /// Largest `minItems` and `maxItems`.
 const ITEMS_MAX: u64 = 1 << 16;
+/// Most schemas looked at to tell branches apart.
+const COMPARISONS_MAX: u32 = 1 << 20;
 /// Integers up to here are the same in every reader: 2^53.
 const NUMBER_MAX: f64 = 9_007_199_254_740_992.0;
 
@@ -67,12 +70,13 @@ pub(super) fn measure(schema: &Value) -> Result<()> {
 
 /// The enforced form of a measured schema.
 pub(super) fn enforced(root: &Value) -> Result<Value> {
-    enforced_part(root, root, "")
+    enforced_part(root, root, "", &mut Budget::new())
 }
 
 /// The enforced form of a part of a measured schema, whose references go into the whole.
-pub(super) fn enforced_part(root: &Value, part: &Value, at: &str) -> Result<Value> {
-    let mut walk = Walk { root, names: HashMap::new(), definitions: Map::new(), depth: 0 };
+pub(super) fn enforced_part(root: &Value, part: &Value, at: &str, budget: &mut Budget) -> Result<Value> {
+    let facts = Facts::new(root, COMPARISONS_MAX);
+    let mut walk = Walk { root, names: HashMap::new(), definitions: Map::new(), depth: 0, facts };
     let form = walk.schema(part, at)?;
     let mut form = match form {
         Value::Object(map) => map,
@@ -80,7 +84,7 @@ pub(super) fn enforced_part(root: &Value, part: &Value, at: &str) -> Result<Valu
         _ => return Err(GrammarError::unsupported(at, "no value is valid against this schema")),
     };
     finite::check(&form, &walk.definitions, at)?;
-    cost::check(&form, &walk.definitions, at)?;
+    cost::check(&form, &walk.definitions, at, budget)?;
     if !walk.definitions.is_empty() {
         form.insert("$defs".to_owned(), Value::Object(walk.definitions));
     }
@@ -99,6 +103,8 @@ struct Walk<'s> {
     names: HashMap<String, String>,
     definitions: Map<String, Value>,
     depth: usize,
+    /// Compares branches of `oneOf`.
+    facts: Facts<'s>,
 }
 
 impl<'s> Walk<'s> {
@@ -140,7 +146,7 @@ impl<'s> Walk<'s> {
         let any = self.list(map, "anyOf", at)?;
         let one = self.list(map, "oneOf", at)?;
         if let Some(Value::Array(branches)) = map.get("oneOf") {
-            disjoint::check(self.root, branches, &step(at, "oneOf"))?;
+            disjoint::check(&mut self.facts, branches, &step(at, "oneOf"))?;
         }
         match (any, one) {
             (Some(any), Some(one)) => {
