@@ -1,4 +1,5 @@
-//! Constraints as the engine takes them: a grammar's matcher as a mask, and the mask that leaves reasoning free.
+//! Constraints as the engine takes them: a grammar's matcher as a mask, and the mask that leaves reasoning
+//! free.
 
 use std::sync::{Arc, OnceLock};
 
@@ -97,8 +98,8 @@ const CLOSED: u8 = MARK.len() as u8;
 pub(crate) struct Reasoning(Arc<OnceLock<Arc<ReasoningEnd>>>);
 
 impl Reasoning {
-    /// The mask of a reply that may have a budget for reasoning, a constraint behind it, or both; `None` where
-    /// nothing is ever masked. `in_reasoning` says whether the prompt ends inside reasoning.
+    /// The mask of a reply that may have a budget for reasoning, a constraint behind it, or both; `None`
+    /// where nothing is ever masked. `in_reasoning` says whether the prompt ends inside reasoning.
     pub(crate) fn mask(
         &self,
         text: &TextSide,
@@ -187,9 +188,9 @@ fn spell(spelled: u8, bytes: &[u8]) -> Option<u8> {
     Some(spelled)
 }
 
-/// Leaves reasoning free up to its budget, closes it there, and hands over to a constraint behind the blank line
-/// that the template puts after it. Under a constraint the reply cannot end inside the reasoning, and no token
-/// reaches from the reasoning into the answer.
+/// Leaves reasoning free up to its budget, closes it there, and hands over to a constraint behind the blank
+/// line that the template puts after it. Under a constraint the reply cannot end inside the reasoning, and no
+/// token reaches from the reasoning into the answer.
 struct AfterReasoning {
     end: Arc<ReasoningEnd>,
     /// Tokens of reasoning before it is closed by force.

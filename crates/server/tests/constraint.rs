@@ -1,5 +1,8 @@
-//! Constrained replies from end to end: on the fake model drafts change nothing, on the demo model the answer is
-//! valid whatever the reasoning was.
+//! Constrained replies from end to end: on the fake model drafts change nothing, on the demo model the answer
+//! is valid whatever the reasoning was.
+
+// A call that fails fails its test.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::time::Duration;
@@ -78,9 +81,9 @@ fn options(thinking: bool, drafts: bool, grammar: &Grammar) -> Options {
 
 /// Small enough that even a model that writes at random comes to an end.
 fn small() -> Value {
-    json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "size": {"type": "integer", "minimum": 0,
-        "maximum": 99}, "word": {"type": "string", "maxLength": 5}}, "required": ["ok", "size", "word"],
-        "additionalProperties": false})
+    json!({"type": "object", "properties": {"ok": {"type": "boolean"},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99}, "word": {"type": "string", "maxLength": 5}},
+        "required": ["ok", "size", "word"], "additionalProperties": false})
 }
 
 fn is_small(value: &Value) -> bool {
@@ -129,9 +132,10 @@ fn the_demo_model_answers_in_the_schema() {
     let compiler = compiler(&text);
     let session = Session::new(text.clone(), demo(&text));
     let schema = json!({"type": "object", "properties": {"title": {"type": "string", "maxLength": 40},
-        "author": {"type": "string", "maxLength": 40}}, "required": ["title", "author"], "additionalProperties": false});
-    let extract = "Extract JSON with the keys title (string), author (string) from this text: Ralf wrote 'The dark \
-                   shirt' in 1935. It is not available.";
+        "author": {"type": "string", "maxLength": 40}}, "required": ["title", "author"],
+        "additionalProperties": false});
+    let extract = "Extract JSON with the keys title (string), author (string) from this text: \
+                   Ralf wrote 'The dark shirt' in 1935. It is not available.";
     // One question has to do with its schema, the other does not.
     for (question, schema) in [(extract, schema), ("What is 37 + 58?", small())] {
         let grammar = compiler.compile(Some(&Answer::Schema(schema.clone())), None).unwrap();
