@@ -2,7 +2,8 @@
 //! `cargo run --release -p contracts --example figures -- [MODEL]`.
 //!
 //! The questions are asked one and eight at a time, with and without drafts: every reply must have the same
-//! tokens, else the status is 1. Then a long prompt is taken up from the cache and compared with a fresh start.
+//! tokens, else the status is 1. Then a long prompt is taken up from the cache and compared with a fresh
+//! start.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
 //! A long mixed load on a model through the engine's thread:
-//! `cargo run --release -p contracts --example soak -- [MODEL] [--slots N] [--minutes N] [--seed S] [--device D]`.
 //!
-//! Ends with status 1 if a reply differs from the one computed alone, a request fails, a slot stays in use, or
-//! memory grows by more than 1 MB a minute after the first five.
+//!     cargo run --release -p contracts --example soak -- [MODEL] [--slots N] [--minutes N] [--seed S]
+//!
+//! Ends with status 1 if a reply differs from the one computed alone, a request fails, a slot stays in use,
+//! or memory grows by more than 1 MB a minute after the first five.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -66,7 +67,8 @@ fn print(soaked: &Soaked) {
     let memory = soaked.memory.last().map_or(0, |(_, bytes)| *bytes);
     println!(
         "{:5.1} min  requests {}  finished {}  cancelled {}  compared {}  failures {}  canary {} x {:016x}  \
-         prompt tokens {}  from cache {}  generated {}  drafts accepted {} of {} ({share:.1} %)  RSS {:.1} MB",
+         prompt tokens {}  from cache {}  generated {}  drafts accepted {} of {} ({share:.1} %)  \
+         RSS {:.1} MB",
         soaked.elapsed.as_secs_f64() / 60.0,
         soaked.requests,
         soaked.finished,

@@ -61,8 +61,8 @@ pub fn ask_all(
 /// How drafts of one depth fared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Acceptance {
-    /// For each place in the chain: drafts whose predecessors were all accepted and which were judged, and the
-    /// accepted ones among them.
+    /// For each place in the chain: drafts whose predecessors were all accepted and which were judged, and
+    /// the accepted ones among them.
     pub at: Vec<(u64, u64)>,
     /// Rounds after each reply's first token.
     pub rounds: u64,
@@ -71,8 +71,8 @@ pub struct Acceptance {
 }
 
 impl Acceptance {
-    /// Of replies that were drafted `depth` deep. What was drafted for the place of a reply's end is not judged:
-    /// nothing is drawn after it.
+    /// Of replies that were drafted `depth` deep. What was drafted for the place of a reply's end is not
+    /// judged: nothing is drawn after it.
     pub fn of(replies: &[Asked], depth: usize) -> Self {
         let mut found = Self { at: vec![(0, 0); depth], ..Self::default() };
         for reply in replies {
@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn ends_of_replies_judge_no_draft() {
         let reply = |rounds: &[usize]| Asked { rounds: rounds.into(), ..Asked::default() };
-        // First tokens, then rounds of two drafts: both right; the first right; none right; the end after one.
+        // First tokens, then rounds of two drafts: both right; the first right; none right; the end after
+        // one.
         let found = Acceptance::of(&[reply(&[1, 3, 2, 1, 2]), reply(&[1]), reply(&[])], 2);
         assert_eq!(found.at, [(4, 3), (2, 1)]);
         assert_eq!((found.rounds, found.tokens), (4, 8));

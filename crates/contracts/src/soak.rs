@@ -1,10 +1,10 @@
 //! A long mixed load on one engine, and what must stay true meanwhile.
 //!
-//! Scripts are conversations of one to three turns. Replies of *known* scripts were computed alone, without drafts
-//! and cache, before the load began; whatever runs beside them, whoever drafts and wherever they resume, they must
-//! come out the same. One of them is the *canary*, which is asked most often and never cancelled.
-//! Other scripts are new every time, so that pages and cache entries are always on the move. Some requests are
-//! cancelled, in the queue, in prefill or in decode, and most of those come back.
+//! Scripts are conversations of one to three turns. Replies of *known* scripts were computed alone, without
+//! drafts and cache, before the load began; whatever runs beside them, whoever drafts and wherever they
+//! resume, they must come out the same. One of them is the *canary*, which is asked most often and never
+//! cancelled. Other scripts are new every time, so that pages and cache entries are always on the move. Some
+//! requests are cancelled, in the queue, in prefill or in decode, and most of those come back.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
