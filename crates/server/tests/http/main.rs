@@ -15,4 +15,5 @@ mod routes;
 
 mod security;
 mod streams;
+mod structured;
 mod support;

@@ -142,7 +142,8 @@ fn loose_tools_and_refusals() {
         (json!({"type": "object", "properties": {"a": {"minimum": 1}}}), "/properties/a"),
         (json!({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}), "/properties/a"),
         (
-            json!({"properties": {"a": {"type": ["string", "null"], "anyOf": [{"const": null}, {"minLength": 2}]}}}),
+            json!({"properties": {"a": {"type": ["string", "null"],
+                "anyOf": [{"const": null}, {"minLength": 2}]}}}),
             "/properties/a",
         ),
         (json!({"anyOf": [{"type": "object"}]}), "/anyOf"),
