@@ -124,7 +124,7 @@ pub(crate) struct RoundCost {
     pub(crate) draft_tokens: usize,
     /// Time of the draft call.
     pub(crate) draft: Duration,
-    /// Time of step and draw.
+    /// Time of step, draw and keeping.
     pub(crate) step: Duration,
     /// Tokens given out.
     pub(crate) tokens: usize,

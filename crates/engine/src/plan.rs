@@ -83,7 +83,7 @@ pub(crate) fn plan(views: &[View], limits: StepLimits) -> Vec<Part> {
     streams.truncate(rows.min(logits).saturating_sub(waiting).max(1));
     rows -= streams.len();
     logits -= streams.len();
-    let spare = rows.saturating_sub(waiting * limits.prompt_rows).min(logits.saturating_sub(waiting));
+    let spare = rows.saturating_sub(reserve(&prompts, limits, rows)).min(logits.saturating_sub(waiting));
     let drafts = deal(&streams, spare);
     let mut parts: Vec<Part> = Vec::with_capacity(views.len());
     for (&(slot, _), &drafts) in streams.iter().zip(&drafts) {
@@ -99,6 +99,16 @@ pub(crate) fn plan(views: &[View], limits: StepLimits) -> Vec<Part> {
         left -= chunk(view, left, &mut logits, &mut parts);
     }
     parts
+}
+
+/// Rows that drafts leave to prompts: what these can use, and never the whole step, or one long prompt would end all
+/// drafting beside it.
+fn reserve(prompts: &[&View], limits: StepLimits, rows: usize) -> usize {
+    let usable = prompts.iter().map(|view| match view.work {
+        Work::Prefill { from, stop, .. } => stop - from,
+        Work::Decode { .. } => 0,
+    });
+    limits.prompt_rows.min(usable.sum()).min(rows - rows / 4)
 }
 
 /// Slots that decode with the drafts they wish for, by arrival.
@@ -216,6 +226,14 @@ mod tests {
             })
             .collect();
         assert_eq!(drafts, [3, 1, 3]);
+    }
+
+    #[test]
+    fn waiting_prompts_leave_room_for_drafts() {
+        let drafts = Part::Decode { slot: 0, drafts: 8 };
+        let limits = StepLimits { prompt_rows: 64, ..LIMITS };
+        check(&[decode(0, 8), prefill(1, 30, false)], limits, &[drafts.clone(), chunk(1, 30, Logits::Last)]);
+        check(&[decode(0, 8), prefill(1, 1000, false)], limits, &[drafts, chunk(1, 55, Logits::None)]);
     }
 
     #[test]

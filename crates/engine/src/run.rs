@@ -126,7 +126,6 @@ impl Core {
         }
         let before = self.clock.now();
         let drawn = self.step_and_draw(&round);
-        round.cost.step = self.clock.now().saturating_sub(before);
         self.counters.steps += 1;
         match drawn {
             Ok(drawn) => {
@@ -135,6 +134,8 @@ impl Core {
                     let drawn = &drawn[share.draws.clone()];
                     round.cost.tokens += self.settle(share, drawn);
                 }
+                // Keeping the accepted rows is part of what a round costs.
+                round.cost.step = self.clock.now().saturating_sub(before);
                 self.costs.record(&round.cost);
             }
             Err(message) => {
