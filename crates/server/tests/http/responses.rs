@@ -110,7 +110,7 @@ async fn events_join_to_the_whole_response() {
 async fn settings_are_echoed() {
     let server = Server::new();
     let fields = json!({"instructions": "Be brief.", "metadata": {"a": "b"}, "tools": tools(), "store": true,
-        "clary": {"notes": true}, "include": ["reasoning.encrypted_content"], "temperature": 0.3});
+        "clary": {"notes": true}, "include": ["reasoning.encrypted_content"], "temperature": 0.3, "seed": 7});
     let reply = ask(&server, fields).await.ok();
     for (name, wanted) in [
         ("instructions", json!("Be brief.")),
