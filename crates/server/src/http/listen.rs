@@ -1,6 +1,7 @@
 //! The application on a socket: connections with their limits in number and time, and the end in good order.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,15 +47,15 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds. A socket file that no process listens at is replaced.
+    /// Binds. A socket file that no process listens at is replaced; a file of another kind is left alone, and binding
+    /// to its path fails.
     pub async fn bind(bind: &Bind) -> io::Result<Self> {
         match bind {
             Bind::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
             Bind::Unix(path) => {
-                if UnixStream::connect(path)
-                    .await
-                    .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-                {
+                let socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+                let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+                if socket && UnixStream::connect(path).await.is_err_and(refused) {
                     std::fs::remove_file(path)?;
                 }
                 Ok(Self::Unix(UnixListener::bind(path)?, path.clone()))

@@ -187,3 +187,12 @@ async fn a_socket_file() {
     tokio::time::timeout(Duration::from_secs(5), task).await.expect("the server ends").unwrap();
     assert!(!path.exists());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_in_the_way_of_a_socket_is_kept() {
+    let path = std::env::temp_dir().join(format!("clary-test-{}.notes", std::process::id()));
+    std::fs::write(&path, "mine").unwrap();
+    assert!(Listener::bind(&Bind::Unix(path.clone())).await.is_err());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    std::fs::remove_file(&path).unwrap();
+}
