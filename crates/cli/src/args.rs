@@ -15,7 +15,7 @@ use crate::commands::serve::ServeArgs;
 /// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
 /// 5 device or driver, 7 mismatch found, 130 interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "clary", version, disable_version_flag = true, propagate_version = false)]
+#[command(name = "clary", version, propagate_version = false)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -160,7 +160,7 @@ fn draft(text: &str) -> Result<Draft, String> {
 pub(crate) enum Kv {
     /// 8-bit codes.
     Int8,
-    /// 16-bit codes, twice the memory.
+    /// 16-bit codes: twice the memory, nearer to exact. Changes the bits of a reply.
     Int16,
 }
 

@@ -91,7 +91,7 @@ fn memory(measured: &Measured) -> String {
     match measured.peak {
         Some(peak) => {
             let ratio = peak as f64 / measured.weights as f64;
-            format!("peak memory {}, {ratio:.2} of the weights' {weights}\n", table::bytes(peak))
+            format!("peak memory {}, {ratio:.2} times the weights ({weights})\n", table::bytes(peak))
         }
         None => format!("peak memory unavailable here; the weights have {weights}\n"),
     }
