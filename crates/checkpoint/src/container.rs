@@ -225,10 +225,11 @@ impl Storage for MappedFile {
     }
 
     fn discard(&self, range: Range<usize>) {
-        // Whole pages inside only: neighbours may still be in use.
-        let start = range.start.next_multiple_of(PAGE_BYTES_MAX);
-        let end = range.end.min(self.map.len()) / PAGE_BYTES_MAX * PAGE_BYTES_MAX;
-        if start < end {
+        // Outwards to whole pages: many small arrays would otherwise stay between pages. Neighbours that are still
+        // in use are read from the file again.
+        let start = range.start / PAGE_BYTES_MAX * PAGE_BYTES_MAX;
+        let end = range.end.min(self.map.len()).next_multiple_of(PAGE_BYTES_MAX).min(self.map.len());
+        if !range.is_empty() && start < end {
             // SAFETY: the map is a read-only view of a file, so dropped pages are read from the file again.
             // A failure only means that the pages stay, which is harmless.
             let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
