@@ -60,7 +60,7 @@ impl KvForm {
 }
 
 /// Heads of a gated attention layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
@@ -71,7 +71,7 @@ pub struct AttentionShape {
 }
 
 /// A K/V pool: `pages` pages of [`crate::PAGE_TOKENS`] tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape {
     /// Pages.
     pub pages: usize,
@@ -84,7 +84,7 @@ pub struct KvShape {
 }
 
 /// Heads of a Gated DeltaNet layer (`docs/model.md` section 4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeltaShape {
     /// Key heads `Hk`.
     pub key_heads: usize,

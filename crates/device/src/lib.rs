@@ -6,6 +6,7 @@
 //! and judges errors. A device knows buffers and stages, never layers or tensor names.
 
 pub mod cpu;
+pub mod cuda;
 mod error;
 mod handles;
 pub mod host_math;

@@ -1,0 +1,148 @@
+//! Stage calls as data. Equal lists of commands under equal step shapes make equal launches, so that a list is
+//! lowered once and replayed. Values that change from step to step lie in the upload, named by a [`Span`].
+
+use super::memory::Span;
+use crate::{AttentionShape, Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
+
+/// A stage call. Scalars of f32 are kept as bits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Command {
+    /// Rows from `row` on take the f32 values of the span.
+    Write {
+        buffer: Buffer,
+        row: usize,
+        values: Span,
+    },
+    /// Zeros a place.
+    StateClear {
+        pool: StatePool,
+        place: u32,
+    },
+    StateCopy {
+        pool: StatePool,
+        from: u32,
+        to: u32,
+    },
+    /// Words: place, count, then [`crate::WINDOW_ROWS_MAX`] rows of which `count` are meant.
+    StateKeep {
+        pool: StatePool,
+        words: Span,
+    },
+    /// Words: count, then pairs (from, to) of keys, `page * 64 + slot`, in order. `count` is part of the span's size.
+    KvKeep {
+        pool: KvPool,
+        words: Span,
+    },
+    Embed {
+        table: MatrixRef,
+        out: Buffer,
+    },
+    Norm {
+        x: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        eps: u32,
+        out: Buffer,
+    },
+    AddNorm {
+        x: Buffer,
+        delta: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        eps: u32,
+        out: Buffer,
+    },
+    Linear {
+        x: Buffer,
+        rows: usize,
+        to: Vec<(MatrixRef, Buffer)>,
+    },
+    Join {
+        a: Buffer,
+        b: Buffer,
+        rows: usize,
+        out: Buffer,
+    },
+    /// Words: a row of `x` for each row of `out`.
+    Gather {
+        x: Buffer,
+        rows: usize,
+        from: Span,
+        out: Buffer,
+    },
+    Conv {
+        x: Buffer,
+        taps: VectorRef,
+        pool: StatePool,
+        out: Buffer,
+    },
+    DeltaRule {
+        mixed: Buffer,
+        a: Buffer,
+        b: Buffer,
+        decay: VectorRef,
+        dt_bias: VectorRef,
+        pool: StatePool,
+        out: Buffer,
+    },
+    GatedNorm {
+        x: Buffer,
+        z: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        eps: u32,
+    },
+    QkNormRope {
+        qg: Buffer,
+        k: Buffer,
+        q_weight: VectorRef,
+        k_weight: VectorRef,
+        eps: u32,
+        rotary: Rotary,
+        shape: AttentionShape,
+        q: Buffer,
+    },
+    KvAppend {
+        k: Buffer,
+        v: Buffer,
+        pool: KvPool,
+    },
+    Attention {
+        q: Buffer,
+        shape: AttentionShape,
+        pool: KvPool,
+        out: Buffer,
+    },
+    OutGate {
+        x: Buffer,
+        qg: Buffer,
+        rows: usize,
+        head_dim: usize,
+    },
+    Route {
+        logits: Buffer,
+        rows: usize,
+        picks: Picks,
+    },
+    RoutedExperts {
+        x: Buffer,
+        rows: usize,
+        picks: Picks,
+        experts: ExpertsRef,
+        out: Buffer,
+    },
+    Swiglu {
+        gate: Buffer,
+        up: Buffer,
+        rows: usize,
+        out: Buffer,
+    },
+    Combine {
+        routed: Buffer,
+        picks: Picks,
+        shared: Buffer,
+        gate: Buffer,
+        rows: usize,
+        out: Buffer,
+    },
+}

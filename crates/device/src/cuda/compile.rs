@@ -1,0 +1,210 @@
+//! Kernel text to machine code with NVRTC, at first use, kept on disk where a folder is given.
+//!
+//! A file is compiled once for each set of constants. The key of a cached image is a hash of everything that
+//! decides its bytes: text, headers, options, architecture, compiler version.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::{fs, process};
+
+use cudarc::nvrtc::sys::{self, nvrtcResult};
+use sha2::{Digest, Sha256};
+
+use super::driver::{Driver, Function, Prepared, Result};
+use super::launch::{Kernel, Launch};
+use super::sources::{FILES, HEADERS};
+use crate::DeviceError;
+
+/// Options that the law asks for (`docs/arithmetic.md`, rule 1).
+const OPTIONS: [&str; 6] =
+    ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--device-int128"];
+
+fn failed(message: String) -> DeviceError {
+    DeviceError::Failed { stage: "compile kernels", message }
+}
+
+/// Version of NVRTC, or why there is none.
+pub(super) fn nvrtc_version() -> std::result::Result<(i32, i32), String> {
+    // SAFETY: looks for the library only.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(
+            "NVRTC (libnvrtc, the CUDA run-time compiler) was not found; install the CUDA toolkit or \
+                    its nvrtc package of the driver's version"
+                .into(),
+        );
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: writes both.
+    let result = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    match result {
+        nvrtcResult::NVRTC_SUCCESS => Ok((major, minor)),
+        failed => Err(format!("NVRTC does not start: {failed:?}")),
+    }
+}
+
+/// Compiles one kernel file for an architecture.
+pub(super) fn compile(file: &str, defines: &[(&str, u32)], arch: &str) -> Result<Vec<u8>> {
+    let text = source(file)?;
+    let constant = |name: &str| CString::new(name).map_err(|_| failed(format!("{name:?} holds a zero byte")));
+    let (text, name) = (constant(text)?, constant(file)?);
+    let names = HEADERS.iter().map(|(name, _)| constant(name)).collect::<Result<Vec<_>>>()?;
+    let texts = HEADERS.iter().map(|(_, text)| constant(text)).collect::<Result<Vec<_>>>()?;
+    let options = options(defines, arch).iter().map(|o| constant(o)).collect::<Result<Vec<_>>>()?;
+    let pointers = |all: &[CString]| all.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
+    let (names, texts, options) = (pointers(&names), pointers(&texts), pointers(&options));
+    let mut program = null_mut();
+    // SAFETY: strings ended by zero, as many as said, alive for the calls; the program is destroyed at the end.
+    unsafe {
+        let made = sys::nvrtcCreateProgram(
+            &mut program,
+            text.as_ptr(),
+            name.as_ptr(),
+            names.len() as i32,
+            texts.as_ptr(),
+            names.as_ptr(),
+        );
+        if made != nvrtcResult::NVRTC_SUCCESS {
+            return Err(failed(format!("{file}: {made:?}")));
+        }
+        let compiled = sys::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
+        let image = if compiled == nvrtcResult::NVRTC_SUCCESS {
+            image(program)
+        } else {
+            Err(failed(format!("{file} for {arch}: {compiled:?}\n{}", log(program))))
+        };
+        let _ = sys::nvrtcDestroyProgram(&mut program);
+        image
+    }
+}
+
+fn source(file: &str) -> Result<&'static str> {
+    let found = FILES.iter().find(|(name, _)| *name == file);
+    found.map(|(_, text)| *text).ok_or_else(|| failed(format!("no kernel file {file}")))
+}
+
+fn options(defines: &[(&str, u32)], arch: &str) -> Vec<String> {
+    let mut options: Vec<String> = OPTIONS.iter().map(|&option| option.to_owned()).collect();
+    options.push(format!("--gpu-architecture={arch}"));
+    options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+    options
+}
+
+/// # Safety
+/// `program` was compiled.
+unsafe fn image(program: sys::nvrtcProgram) -> Result<Vec<u8>> {
+    let mut bytes = 0;
+    // SAFETY: the first call writes the size, the second that many bytes.
+    unsafe {
+        let sized = sys::nvrtcGetCUBINSize(program, &mut bytes);
+        let mut image = vec![0u8; bytes];
+        let read = sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast());
+        match (sized, read) {
+            (nvrtcResult::NVRTC_SUCCESS, nvrtcResult::NVRTC_SUCCESS) if bytes > 0 => Ok(image),
+            other => Err(failed(format!("no machine code: {other:?}"))),
+        }
+    }
+}
+
+/// # Safety
+/// `program` is alive.
+unsafe fn log(program: sys::nvrtcProgram) -> String {
+    let mut bytes = 0;
+    // SAFETY: as for `image`; the text ends with a zero.
+    unsafe {
+        if sys::nvrtcGetProgramLogSize(program, &mut bytes) != nvrtcResult::NVRTC_SUCCESS || bytes == 0 {
+            return String::new();
+        }
+        let mut text = vec![0u8; bytes];
+        let _ = sys::nvrtcGetProgramLog(program, text.as_mut_ptr().cast());
+        CStr::from_bytes_until_nul(&text).map(|t| t.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
+/// Functions of one card, compiled and loaded at first use.
+pub(super) struct Kernels {
+    driver: Arc<dyn Driver>,
+    cache: Option<PathBuf>,
+    modules: HashMap<(&'static str, Vec<(&'static str, u32)>), usize>,
+    functions: HashMap<Kernel, Function>,
+}
+
+impl Kernels {
+    /// `cache`: a folder for compiled images, made at first use.
+    pub(super) fn new(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Self {
+        Self { driver, cache, modules: HashMap::new(), functions: HashMap::new() }
+    }
+
+    /// The function of a kernel.
+    pub(super) fn get(&mut self, kernel: &Kernel) -> Result<Function> {
+        if let Some(&function) = self.functions.get(kernel) {
+            return Ok(function);
+        }
+        let key = (kernel.file, kernel.defines.clone());
+        let module = match self.modules.get(&key) {
+            Some(&module) => module,
+            None => {
+                let image = self.image(kernel.file, &kernel.defines)?;
+                let module = self.driver.load(&image)?;
+                self.modules.insert(key, module);
+                module
+            }
+        };
+        let function = self.driver.function(module, kernel.name)?;
+        self.functions.insert(kernel.clone(), function);
+        Ok(function)
+    }
+
+    /// A launch with its function.
+    pub(super) fn prepare(&mut self, launch: Launch) -> Result<Prepared> {
+        let Launch { kernel, grid, block, shared, args } = launch;
+        Ok(Prepared { function: self.get(&kernel)?, grid, block, shared, args })
+    }
+
+    /// Every function loaded so far.
+    pub(super) fn loaded(&self) -> impl Iterator<Item = (&Kernel, Function)> {
+        self.functions.iter().map(|(kernel, function)| (kernel, *function))
+    }
+
+    fn image(&self, file: &'static str, defines: &[(&'static str, u32)]) -> Result<Vec<u8>> {
+        let arch = self.driver.facts().arch();
+        let Some(folder) = &self.cache else { return compile(file, defines, &arch) };
+        let path = folder.join(format!("{}.cubin", key(file, defines, &arch)?));
+        if let Ok(image) = fs::read(&path) {
+            return Ok(image);
+        }
+        let image = compile(file, defines, &arch)?;
+        // The cache only saves time: a folder that cannot be written costs nothing else.
+        let _ = keep(&path, &image);
+        Ok(image)
+    }
+}
+
+/// Hash of all that decides an image's bytes.
+fn key(file: &str, defines: &[(&str, u32)], arch: &str) -> Result<String> {
+    let version = nvrtc_version().map_err(failed)?;
+    let mut hash = Sha256::new();
+    let mut add = |text: &str| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    };
+    add(&format!("{version:?}"));
+    add(source(file)?);
+    options(defines, arch).iter().for_each(|option| add(option));
+    HEADERS.iter().for_each(|(name, text)| {
+        add(name);
+        add(text);
+    });
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Writes beside the path, then renames, so that no reader sees half a file.
+fn keep(path: &Path, image: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let part = path.with_extension(format!("part{}", process::id()));
+    fs::write(&part, image)?;
+    fs::rename(&part, path)
+}

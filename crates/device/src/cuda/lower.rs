@@ -1,0 +1,266 @@
+//! Commands to launches. A stage's file has a `lower` function that reads handles from [`Lowering`] and pushes
+//! launches; nothing here runs anything.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::command::Command;
+use super::driver::{Driver, Result};
+use super::experts::{self, PackedExperts};
+use super::kv::{self, KvPages};
+use super::launch::{Args, Kernel, Launch};
+use super::linear::{self, PackedMatrix};
+use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
+use super::rope::{self, RotaryTable};
+use super::state::{self, States};
+use super::{attention, conv, delta_rule, route, rows};
+use crate::{Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
+
+/// A constant vector of f32.
+pub(super) struct Vector {
+    pub(super) values: DeviceMemory,
+    pub(super) len: usize,
+}
+
+/// Router picks: ids u32 and weights f32, `[rows_max, k]`.
+pub(super) struct PickTable {
+    pub(super) k: usize,
+    pub(super) rows_max: usize,
+    pub(super) ids: DeviceMemory,
+    pub(super) weights: DeviceMemory,
+}
+
+/// What handles stand for.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) planes: Vec<Plane>,
+    pub(super) matrices: Vec<Arc<PackedMatrix>>,
+    pub(super) experts: Vec<Arc<PackedExperts>>,
+    pub(super) vectors: Vec<Vector>,
+    pub(super) rotaries: Vec<Arc<RotaryTable>>,
+    pub(super) picks: Vec<PickTable>,
+    pub(super) kv: Vec<Arc<KvPages>>,
+    pub(super) states: Vec<Arc<States>>,
+    scratch: HashMap<&'static str, DeviceMemory>,
+    /// Scratch that grew: recorded launches may still name the old addresses.
+    outgrown: Vec<DeviceMemory>,
+}
+
+impl Tables {
+    /// Bytes of scratch.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.scratch.values().chain(&self.outgrown).map(DeviceMemory::bytes).sum()
+    }
+
+    /// Did scratch move? Recorded launches name the old place, which lives until [`Self::forget_moved`].
+    pub(super) fn moved(&self) -> bool {
+        !self.outgrown.is_empty()
+    }
+
+    /// Frees scratch that moved. No launch may name it any more.
+    pub(super) fn forget_moved(&mut self) {
+        self.outgrown.clear();
+    }
+}
+
+/// A plane as kernels see it: f32 `[rows_max, width]` at `ptr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PlaneRef {
+    pub(super) ptr: u64,
+    pub(super) width: usize,
+    pub(super) rows_max: usize,
+}
+
+/// Where a stage's `lower` puts its launches.
+pub(super) struct Lowering<'a> {
+    driver: &'a Arc<dyn Driver>,
+    tables: &'a mut Tables,
+    shape: StepShape,
+    step: StepAddresses,
+    /// Address of the upload that spans count from.
+    base: u64,
+    launches: Vec<Launch>,
+    /// Code shadows that hold what their planes hold.
+    fresh: HashSet<(Buffer, usize)>,
+}
+
+impl<'a> Lowering<'a> {
+    pub(super) fn new(
+        driver: &'a Arc<dyn Driver>,
+        tables: &'a mut Tables,
+        shape: StepShape,
+        step: StepAddresses,
+        base: u64,
+    ) -> Self {
+        Self { driver, tables, shape, step, base, launches: Vec::new(), fresh: HashSet::new() }
+    }
+
+    /// All launches of the list.
+    pub(super) fn finish(self) -> Vec<Launch> {
+        self.launches
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        self.driver
+    }
+
+    /// The step's sizes.
+    pub(super) fn shape(&self) -> StepShape {
+        self.shape
+    }
+
+    /// The step tables, for [`Args::step`].
+    pub(super) fn step(&self) -> StepAddresses {
+        self.step
+    }
+
+    /// Adds a launch.
+    pub(super) fn push(&mut self, launch: Launch) {
+        self.launches.push(launch);
+    }
+
+    /// Adds a launch without dynamic shared memory.
+    pub(super) fn launch(&mut self, kernel: Kernel, grid: [usize; 3], block: u32, args: Args) {
+        let grid = grid.map(|n| u32::try_from(n).expect("a grid below 2^32"));
+        self.push(Launch { kernel, grid, block, shared: 0, args });
+    }
+
+    pub(super) fn plane(&self, buffer: Buffer) -> PlaneRef {
+        let plane = &self.tables.planes[buffer.0 as usize];
+        PlaneRef { ptr: plane.values.ptr(), width: plane.width, rows_max: plane.rows_max }
+    }
+
+    /// Says that a launch writes the plane: its code shadows are stale from here on.
+    pub(super) fn written(&mut self, buffer: Buffer) {
+        self.fresh.retain(|(of, _)| *of != buffer);
+    }
+
+    /// [`Self::plane`] of an output.
+    pub(super) fn output(&mut self, buffer: Buffer) -> PlaneRef {
+        self.written(buffer);
+        self.plane(buffer)
+    }
+
+    /// Codes of the first `rows` rows in groups of `group`, made by a launch of their own unless they are there.
+    pub(super) fn codes(&mut self, buffer: Buffer, rows: usize, group: usize) -> Result<Codes> {
+        let codes = self.shadow(buffer, group)?;
+        if self.fresh.insert((buffer, group)) {
+            rows::quantize(self, buffer, rows, codes);
+        }
+        Ok(codes)
+    }
+
+    /// The place of codes that the caller's launch writes itself, for [`Self::codes`] to find.
+    pub(super) fn codes_written(&mut self, buffer: Buffer, group: usize) -> Result<Codes> {
+        self.fresh.insert((buffer, group));
+        self.shadow(buffer, group)
+    }
+
+    fn shadow(&mut self, buffer: Buffer, group: usize) -> Result<Codes> {
+        self.tables.planes[buffer.0 as usize].codes(self.driver, group)
+    }
+
+    /// Address and length of a vector.
+    pub(super) fn vector(&self, vector: VectorRef) -> (u64, usize) {
+        let vector = &self.tables.vectors[vector.0 as usize];
+        (vector.values.ptr(), vector.len)
+    }
+
+    pub(super) fn matrix(&self, matrix: MatrixRef) -> Arc<PackedMatrix> {
+        self.tables.matrices[matrix.0 as usize].clone()
+    }
+
+    pub(super) fn experts(&self, experts: ExpertsRef) -> Arc<PackedExperts> {
+        self.tables.experts[experts.0 as usize].clone()
+    }
+
+    pub(super) fn rotary(&self, rotary: Rotary) -> Arc<RotaryTable> {
+        self.tables.rotaries[rotary.0 as usize].clone()
+    }
+
+    pub(super) fn kv(&self, pool: KvPool) -> Arc<KvPages> {
+        self.tables.kv[pool.0 as usize].clone()
+    }
+
+    pub(super) fn states(&self, pool: StatePool) -> Arc<States> {
+        self.tables.states[pool.0 as usize].clone()
+    }
+
+    /// Addresses of ids and weights, and `k`.
+    pub(super) fn picks(&self, picks: Picks) -> (u64, u64, usize) {
+        let table = &self.tables.picks[picks.0 as usize];
+        (table.ids.ptr(), table.weights.ptr(), table.k)
+    }
+
+    /// Address of a command's bytes.
+    pub(super) fn span(&self, span: Span) -> u64 {
+        span.address(self.base)
+    }
+
+    /// Scratch of at least `bytes`, shared by all launches that name it; zeros when made, kept between steps.
+    pub(super) fn scratch(&mut self, name: &'static str, bytes: usize) -> Result<u64> {
+        if let Some(memory) = self.tables.scratch.get(name)
+            && memory.bytes() >= bytes
+        {
+            return Ok(memory.ptr());
+        }
+        let memory = DeviceMemory::zeros(self.driver, name, bytes.next_power_of_two())?;
+        let address = memory.ptr();
+        self.tables.outgrown.extend(self.tables.scratch.insert(name, memory));
+        Ok(address)
+    }
+
+    /// Lowers commands in order.
+    pub(super) fn lower(&mut self, commands: &[Command]) -> Result {
+        commands.iter().try_for_each(|command| self.one(command))
+    }
+
+    fn one(&mut self, command: &Command) -> Result {
+        use Command as C;
+        match *command {
+            C::Write { buffer, row, values } => rows::write(self, buffer, row, values),
+            C::Norm { x, rows, weight, eps, out } => rows::norm(self, x, rows, weight, eps, out),
+            C::AddNorm { x, delta, rows, weight, eps, out } => {
+                rows::add_norm(self, x, delta, rows, weight, eps, out);
+            }
+            C::Join { a, b, rows, out } => rows::join(self, a, b, rows, out),
+            C::Gather { x, rows, from, out } => rows::gather(self, x, rows, from, out),
+            C::GatedNorm { x, z, rows, weight, eps } => rows::gated_norm(self, x, z, rows, weight, eps),
+            C::OutGate { x, qg, rows, head_dim } => rows::out_gate(self, x, qg, rows, head_dim),
+            C::Swiglu { gate, up, rows, out } => rows::swiglu(self, gate, up, rows, out),
+            C::Combine { routed, picks, shared, gate, rows, out } => {
+                rows::combine(self, routed, picks, shared, gate, rows, out);
+            }
+            C::Embed { table, out } => return linear::lower_embed(self, table, out),
+            C::Linear { x, rows, ref to } => return linear::lower(self, x, rows, to),
+            C::RoutedExperts { x, rows, picks, experts, out } => {
+                return experts::lower(self, x, rows, picks, experts, out);
+            }
+            C::Route { logits, rows, picks } => return route::lower(self, logits, rows, picks),
+            _ => return self.of_sequences(command),
+        }
+        Ok(())
+    }
+
+    /// Stages that look at states, pages or positions.
+    fn of_sequences(&mut self, command: &Command) -> Result {
+        use Command as C;
+        match *command {
+            C::StateClear { pool, place } => state::lower_clear(self, pool, place),
+            C::StateCopy { pool, from, to } => state::lower_copy(self, pool, from, to),
+            C::StateKeep { pool, words } => state::lower_keep(self, pool, words),
+            C::KvKeep { pool, words } => kv::lower_keep(self, pool, words),
+            C::Conv { x, taps, pool, out } => conv::lower(self, x, taps, pool, out),
+            C::DeltaRule { mixed, a, b, decay, dt_bias, pool, out } => {
+                delta_rule::lower(self, mixed, a, b, decay, dt_bias, pool, out)
+            }
+            C::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q } => {
+                let eps = f32::from_bits(eps);
+                rope::lower(self, qg, k, q_weight, k_weight, eps, rotary, shape, q)
+            }
+            C::KvAppend { k, v, pool } => kv::lower_append(self, k, v, pool),
+            C::Attention { q, shape, pool, out } => attention::lower(self, q, shape, pool, out),
+            _ => unreachable!("all other commands are lowered by `one`"),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Device memory: allocations, activations with their code shadows, and the step tables.
+
+use std::sync::Arc;
+
+use super::driver::{Driver, Result};
+use crate::{DeviceError, Step};
+
+/// An allocation of a card; freed when dropped.
+pub(super) struct DeviceMemory {
+    driver: Arc<dyn Driver>,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Zeros.
+    pub(super) fn zeros(driver: &Arc<dyn Driver>, stage: &'static str, bytes: usize) -> Result<Self> {
+        let address = driver.alloc(stage, bytes)?;
+        Ok(Self { driver: driver.clone(), address, bytes })
+    }
+
+    /// A copy of host bytes.
+    pub(super) fn of(driver: &Arc<dyn Driver>, stage: &'static str, bytes: &[u8]) -> Result<Self> {
+        let memory = Self::zeros(driver, stage, bytes.len())?;
+        memory.upload(0, bytes)?;
+        Ok(memory)
+    }
+
+    /// A copy of host values.
+    pub(super) fn of_f32(driver: &Arc<dyn Driver>, stage: &'static str, values: &[f32]) -> Result<Self> {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self::of(driver, stage, &bytes)
+    }
+
+    /// Its first address, aligned to 256 bytes.
+    pub(super) fn ptr(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies host bytes to byte `at`.
+    pub(super) fn upload(&self, at: usize, from: &[u8]) -> Result {
+        assert!(at + from.len() <= self.bytes, "inside the allocation");
+        if from.is_empty() { Ok(()) } else { self.driver.upload(self.address + at as u64, from) }
+    }
+
+    /// Waits for the queue and copies from byte `at`.
+    pub(super) fn download(&self, at: usize, to: &mut [u8]) -> Result {
+        assert!(at + to.len() <= self.bytes, "inside the allocation");
+        if to.is_empty() { Ok(()) } else { self.driver.download(self.address + at as u64, to) }
+    }
+
+    /// [`Self::download`] of f32 values; `at` counts values.
+    pub(super) fn download_f32(&self, at: usize, to: &mut [f32]) -> Result {
+        let mut bytes = vec![0; 4 * to.len()];
+        self.download(4 * at, &mut bytes)?;
+        for (to, from) in to.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *to = f32::from_le_bytes(*from);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        self.driver.free(self.address);
+    }
+}
+
+/// Codes of a plane for one group length (kernels/cuda/quantize.cuh, `Codes`).
+pub(super) struct Shadow {
+    pub(super) group: usize,
+    codes: DeviceMemory,
+    units: DeviceMemory,
+    sums: DeviceMemory,
+}
+
+/// Addresses of a [`Shadow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Codes {
+    /// Halves `[rows_max, width]`, integers up to 2^14.
+    pub(super) codes: u64,
+    /// f32 `[rows_max, groups]`.
+    pub(super) units: u64,
+    /// f32 `[rows_max, groups]`, exact integers.
+    pub(super) sums: u64,
+    /// 32, 64 or 128.
+    pub(super) group: usize,
+}
+
+impl Codes {
+    /// The `Codes` parameter.
+    pub(super) fn words(&self) -> [u64; 4] {
+        [self.codes, self.units, self.sums, self.group as u64]
+    }
+}
+
+impl Shadow {
+    fn new(driver: &Arc<dyn Driver>, rows: usize, width: usize, group: usize) -> Result<Self> {
+        let zeros = |bytes| DeviceMemory::zeros(driver, "codes", bytes);
+        let groups = rows * width.div_ceil(group);
+        Ok(Self {
+            group,
+            codes: zeros(2 * rows * width)?,
+            units: zeros(4 * groups)?,
+            sums: zeros(4 * groups)?,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes() + self.units.bytes() + self.sums.bytes()
+    }
+}
+
+/// One [`crate::Buffer`]: f32 `[rows_max, width]`, and its codes where a matrix wanted them.
+pub(super) struct Plane {
+    pub(super) rows_max: usize,
+    pub(super) width: usize,
+    pub(super) values: DeviceMemory,
+    shadows: Vec<Shadow>,
+}
+
+impl Plane {
+    pub(super) fn new(driver: &Arc<dyn Driver>, rows_max: usize, width: usize) -> Result<Self> {
+        let bytes = rows_max.saturating_mul(width).saturating_mul(4);
+        let values = DeviceMemory::zeros(driver, "buffer", bytes)?;
+        Ok(Self { rows_max, width, values, shadows: Vec::new() })
+    }
+
+    /// Bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.values.bytes() + self.shadows.iter().map(Shadow::bytes).sum::<usize>()
+    }
+
+    /// The shadow for groups of `group`, made at first use.
+    pub(super) fn codes(&mut self, driver: &Arc<dyn Driver>, group: usize) -> Result<Codes> {
+        if !self.shadows.iter().any(|shadow| shadow.group == group) {
+            self.shadows.push(Shadow::new(driver, self.rows_max, self.width, group)?);
+        }
+        let shadow = self.shadows.iter().find(|shadow| shadow.group == group).expect("made above");
+        let (codes, units, sums) = (shadow.codes.ptr(), shadow.units.ptr(), shadow.sums.ptr());
+        Ok(Codes { codes, units, sums, group })
+    }
+}
+
+/// Most rows of a step on this device.
+pub(super) const STEP_ROWS_MAX: usize = 1 << 14;
+/// Bytes of everything a flush uploads: step tables, the commands' own bytes, pages.
+pub(super) const UPLOAD_BYTES: usize = 8 << 20;
+const ROW_WORDS: usize = 12;
+const WINDOW_WORDS: usize = 8;
+
+/// What a list's launches depend on besides its commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct StepShape {
+    pub(super) rows: usize,
+    pub(super) windows: usize,
+    /// Rows of the longest window.
+    pub(super) window_rows: usize,
+    /// Spans of 512 keys of the longest sequence, its window included, rounded up to a power of two.
+    pub(super) spans: usize,
+    /// Is some window a tree?
+    pub(super) tree: bool,
+    /// Is some window committed at once?
+    pub(super) some_commit: bool,
+    /// Is some window not committed?
+    pub(super) some_open: bool,
+}
+
+/// Keys of a span (`docs/arithmetic.md`, merge).
+pub(super) const SPAN: usize = 512;
+
+impl StepShape {
+    pub(super) fn of(step: &Step) -> Self {
+        let windows = step.windows();
+        let longest = windows.iter().map(|w| w.start + w.rows).max().unwrap_or(0);
+        Self {
+            rows: step.rows().len(),
+            windows: windows.len(),
+            window_rows: windows.iter().map(|w| w.rows).max().unwrap_or(0),
+            spans: longest.div_ceil(SPAN).next_power_of_two(),
+            tree: windows.iter().any(|w| w.parents.is_some()),
+            some_commit: windows.iter().any(|w| w.commit),
+            some_open: windows.iter().any(|w| !w.commit),
+        }
+    }
+}
+
+/// Where the tables of a step lie (kernels/cuda/step.cuh, `StepTables`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepAddresses {
+    rows: u64,
+    windows: u64,
+    pages: u64,
+    row_count: u32,
+    window_count: u32,
+}
+
+impl StepAddresses {
+    pub(super) fn words(&self) -> [u64; 4] {
+        let counts = self.row_count as u64 | (self.window_count as u64) << 32;
+        [self.rows, self.windows, self.pages, counts]
+    }
+}
+
+/// The upload of a flush: `[rows | windows | the commands' bytes | pages]`, each part aligned to 16 bytes. All
+/// addresses but the end of the pages follow from the step's shape and the commands.
+pub(super) struct Upload {
+    bytes: Vec<u8>,
+    windows_at: usize,
+    arena_at: usize,
+    pages: Vec<u32>,
+    counts: [u32; 2],
+}
+
+/// Bytes of a command inside the upload; the command holds only where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Span {
+    at: u32,
+    /// Bytes.
+    pub(super) bytes: u32,
+}
+
+fn align(bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(16), 0);
+}
+
+impl Upload {
+    /// The tables of a step.
+    pub(super) fn of(step: &Step) -> Result<Self> {
+        let (rows, windows) = (step.rows(), step.windows());
+        if rows.len() > STEP_ROWS_MAX {
+            let message = format!("{} rows, at most {STEP_ROWS_MAX} on this device", rows.len());
+            return Err(DeviceError::Failed { stage: "begin", message });
+        }
+        let mut words: Vec<u32> = Vec::with_capacity(rows.len() * ROW_WORDS);
+        let mut pages = Vec::new();
+        let mut table: Vec<u32> = Vec::with_capacity(windows.len() * WINDOW_WORDS);
+        for (at, window) in windows.iter().enumerate() {
+            let mut ancestors: Vec<u32> = Vec::new();
+            let mut depths: Vec<usize> = Vec::new();
+            for row in 0..window.rows {
+                let parent = window.parent(row);
+                // Chains may be longer than a word; nobody reads their bits beyond it.
+                let own = 1u32.checked_shl(row as u32).unwrap_or(0);
+                ancestors.push(own | parent.map_or(0, |parent| ancestors[parent]));
+                depths.push(parent.map_or(0, |parent| depths[parent] + 1));
+                let of = &rows[window.first + row];
+                let place = |x: usize| x as u32;
+                words.extend([of.token.map_or(u32::MAX, |token| token)]);
+                words.extend(of.position);
+                words.extend([place(at), place(row), place(window.start + depths[row])]);
+                words.extend([
+                    place(window.start + row),
+                    parent.map_or(u32::MAX, place),
+                    ancestors[row],
+                    0,
+                    0,
+                ]);
+            }
+            let used = (window.start + window.rows).div_ceil(crate::PAGE_TOKENS).min(window.pages.len());
+            table.extend([window.place, window.first as u32, window.rows as u32, window.start as u32]);
+            table.extend([window.commit as u32, window.parents.is_some() as u32]);
+            table.extend([pages.len() as u32, used as u32]);
+            pages.extend_from_slice(&window.pages[..used]);
+        }
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        align(&mut bytes);
+        let windows_at = bytes.len();
+        bytes.extend(table.iter().flat_map(|word| word.to_le_bytes()));
+        align(&mut bytes);
+        let arena_at = bytes.len();
+        let counts = [rows.len() as u32, windows.len() as u32];
+        let upload = Self { bytes, windows_at, arena_at, pages, counts };
+        if !upload.has_room(0) {
+            let message = format!("the step's tables take more than {UPLOAD_BYTES} bytes");
+            return Err(DeviceError::Failed { stage: "begin", message });
+        }
+        Ok(upload)
+    }
+
+    /// Does a command with this many bytes still fit?
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.bytes.len() + bytes + 32 + 4 * self.pages.len() <= UPLOAD_BYTES
+    }
+
+    /// Adds bytes of a command.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Span {
+        let at = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(bytes);
+        align(&mut self.bytes);
+        Span { at, bytes: bytes.len() as u32 }
+    }
+
+    /// Adds words of a command.
+    pub(super) fn push_words(&mut self, words: &[u32]) -> Span {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.push(&bytes)
+    }
+
+    /// Drops the commands' bytes.
+    pub(super) fn clear(&mut self) {
+        self.bytes.truncate(self.arena_at);
+    }
+
+    /// Bytes of a whole upload, into `to`; says how many.
+    pub(super) fn write(&self, to: &mut [u8]) -> usize {
+        let end = self.bytes.len() + 4 * self.pages.len();
+        to[..self.bytes.len()].copy_from_slice(&self.bytes);
+        for (to, page) in to[self.bytes.len()..end].chunks_exact_mut(4).zip(&self.pages) {
+            to.copy_from_slice(&page.to_le_bytes());
+        }
+        end
+    }
+
+    /// Addresses of the tables where the upload lies at `base`.
+    pub(super) fn addresses(&self, base: u64) -> StepAddresses {
+        StepAddresses {
+            rows: base,
+            windows: base + self.windows_at as u64,
+            pages: base + self.bytes.len() as u64,
+            row_count: self.counts[0],
+            window_count: self.counts[1],
+        }
+    }
+}
+
+impl Span {
+    /// Its address where the upload lies at `base`.
+    pub(super) fn address(self, base: u64) -> u64 {
+        base + self.at as u64
+    }
+}

@@ -1,0 +1,144 @@
+//! The CUDA device: the bits of the CPU device (`docs/arithmetic.md`) on NVIDIA cards.
+//!
+//! Stage calls only record commands ([`command`]). When the host wants to see something, or the next step begins,
+//! the list is lowered to launches ([`lower`]), which are kept and replayed as a graph when the same list comes
+//! again ([`graph`]). All that varies between two such lists (tokens, positions, places, pages, row lists) lies in
+//! one upload at a fixed address ([`memory`]). Kernels are text, compiled at first use ([`compile`]). Each stage
+//! has a file of its name, here and in `kernels/cuda`.
+
+mod attention;
+mod command;
+mod compile;
+mod conv;
+mod delta_rule;
+mod device;
+mod draw;
+mod driver;
+mod experts;
+mod graph;
+mod kv;
+mod launch;
+mod linear;
+mod lower;
+mod memory;
+mod rope;
+mod route;
+mod rows;
+mod sources;
+mod state;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::{DeviceError, Step};
+use command::Command;
+use compile::Kernels;
+use driver::{Card, Driver, Pinned, Result};
+use graph::{Key, Lists};
+use lower::{Lowering, Tables};
+use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload};
+
+/// Host copies of uploads in flight: the host may prepare this many flushes ahead.
+const UPLOADS: usize = 4;
+
+/// How a CUDA device is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaSettings {
+    /// Which card, counted from 0.
+    pub ordinal: usize,
+    /// Folder for compiled kernels; `None` compiles them in every process.
+    pub kernel_cache: Option<PathBuf>,
+    /// Replay repeated steps as graphs. Bits do not depend on it.
+    pub graphs: bool,
+}
+
+/// The CUDA device.
+pub struct Cuda {
+    ordinal: usize,
+    driver: Arc<dyn Driver>,
+    kernels: Kernels,
+    tables: Tables,
+    lists: Lists,
+    commands: Vec<Command>,
+    step: Step,
+    shape: StepShape,
+    upload: Upload,
+    /// Where the upload of the running list lies on the card.
+    area: DeviceMemory,
+    staging: Vec<Pinned>,
+    next_staging: usize,
+    draws: draw::Draws,
+    /// Per state pool and place: rows of its last uncommitted window.
+    kept: Vec<Vec<usize>>,
+    /// Pages of each K/V pool.
+    pages: Vec<usize>,
+}
+
+impl Cuda {
+    /// Opens a card, or says why there is none.
+    pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
+        let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
+        compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
+        Self::on(driver, settings)
+    }
+
+    /// A device over an open driver.
+    fn on(driver: Arc<dyn Driver>, settings: CudaSettings) -> Result<Self> {
+        let step = Step::new(Vec::new(), Vec::new()).expect("an empty step");
+        let upload = Upload::of(&step)?;
+        Ok(Self {
+            ordinal: settings.ordinal,
+            kernels: Kernels::new(driver.clone(), settings.kernel_cache),
+            tables: Tables::default(),
+            lists: Lists::new(driver.clone(), settings.graphs),
+            commands: Vec::new(),
+            shape: StepShape::of(&step),
+            step,
+            upload,
+            area: DeviceMemory::zeros(&driver, "upload", UPLOAD_BYTES)?,
+            staging: (0..UPLOADS).map(|_| driver.pinned(UPLOAD_BYTES)).collect::<Result<_>>()?,
+            next_staging: 0,
+            draws: draw::Draws::default(),
+            kept: Vec::new(),
+            pages: Vec::new(),
+            driver,
+        })
+    }
+
+    /// Runs what was recorded since the last flush.
+    fn flush(&mut self) -> Result {
+        if self.commands.is_empty() {
+            return Ok(());
+        }
+        let key = Key { commands: std::mem::take(&mut self.commands), shape: self.shape };
+        let result = self.send_upload().and_then(|()| self.run(key));
+        self.upload.clear();
+        result
+    }
+
+    fn send_upload(&mut self) -> Result {
+        let slot = self.next_staging;
+        self.next_staging = (slot + 1) % UPLOADS;
+        self.driver.wait_mark(slot)?;
+        let bytes = self.upload.write(self.staging[slot].bytes_mut());
+        self.driver.upload_queued(self.area.ptr(), &self.staging[slot], bytes)?;
+        self.driver.mark(slot)
+    }
+
+    fn run(&mut self, key: Key) -> Result {
+        let (driver, tables, kernels) = (&self.driver, &mut self.tables, &mut self.kernels);
+        let (shape, base) = (self.shape, self.area.ptr());
+        let step = self.upload.addresses(base);
+        self.lists.run(key, |key| {
+            let mut lowering = Lowering::new(driver, tables, shape, step, base);
+            lowering.lower(&key.commands)?;
+            lowering.finish().into_iter().map(|launch| kernels.prepare(launch)).collect()
+        })?;
+        if self.tables.moved() {
+            self.driver.synchronize()?;
+            self.lists.clear();
+            self.tables.forget_moved();
+        }
+        Ok(())
+    }
+}

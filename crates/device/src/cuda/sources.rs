@@ -1,0 +1,22 @@
+//! The kernel files, as text inside the binary.
+
+macro_rules! texts {
+    ($($name:literal => $path:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../../kernels/", $path)))),*]
+    };
+}
+
+/// Files with kernels, by name.
+pub(super) const FILES: &[(&str, &str)] = texts! {
+    "rows.cu" => "cuda/rows.cu",
+};
+
+/// Files that others include, by the name they are included with.
+pub(super) const HEADERS: &[(&str, &str)] = texts! {
+    "common.cuh" => "cuda/common.cuh",
+    "step.cuh" => "cuda/step.cuh",
+    "quantize.cuh" => "cuda/quantize.cuh",
+    "../shared/math.h" => "shared/math.h",
+    "../shared/philox.h" => "shared/philox.h",
+    "../shared/quantize.h" => "shared/quantize.h",
+};

@@ -1,0 +1,76 @@
+// What every kernel includes: types without any system header, the shared scalar functions, half conversion and
+// programmatic dependent launch. Compiled by NVRTC with --fmad=false and correctly rounded division and roots.
+#pragma once
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long long ulong;
+
+#define SHARED __device__ __forceinline__
+#define FMA(a, b, c) __fmaf_rn(a, b, c)
+#define DIVIDE(a, b) __fdiv_rn(a, b)
+#define BITS(x) __float_as_uint(x)
+#define FLOAT(x) __uint_as_float(x)
+
+#include "../shared/math.h"
+#include "../shared/philox.h"
+#include "../shared/quantize.h"
+
+// Bits of the half nearest to x; exact for codes.
+SHARED ushort half_bits(float x) {
+    ushort h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+
+SHARED float half_to_float(ushort h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+
+SHARED float bf16_to_float(ushort h) { return FLOAT((uint)h << 16); }
+
+// Two floats as a pair of halves, the first in the low bits.
+SHARED uint half_pair(float low, float high) {
+    uint pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Waits for the launches before this one; what they wrote may be read only after it. A kernel calls it once,
+// after loading what no launch writes (weights).
+SHARED void wait_for_launches_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next launch start its prologue.
+SHARED void start_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// sum over the block of per-thread lanes: lane[i] += lane[i + h], h = L/2 ... 1, L = 256 threads; every thread gets
+// the result. lanes: 256 floats of shared memory. Threads beyond 256 only take part in the barriers.
+SHARED float tree_256(float value, float* lanes) {
+    uint t = threadIdx.x;
+    if (t < 256) lanes[t] = value;
+    __syncthreads();
+    for (uint h = 128; h >= 32; h >>= 1) {
+        if (t < h) lanes[t] = lanes[t] + lanes[t + h];
+        __syncthreads();
+    }
+    if (t < 32) {
+        float x = lanes[t];
+        for (uint h = 16; h > 0; h >>= 1) x = x + __shfl_down_sync(0xffffffffu, x, h);
+        if (t == 0) lanes[0] = x;
+    }
+    __syncthreads();
+    float result = lanes[0];
+    __syncthreads();
+    return result;
+}

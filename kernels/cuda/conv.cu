@@ -1,0 +1,103 @@
+// Causal depthwise convolution and silu (crates/device/src/cpu/conv.rs). A thread has one channel.
+#include "states.cuh"
+
+// The output of `row` of a window: inputs under the taps from its ancestors, then from the state.
+template <int TAPS>
+SHARED float conv_output(const StepTables& step, const StepWindow& window, uint row, const float* x, uint c,
+                         uint channel, const float* taps, const float* state) {
+    float input[TAPS];
+    int at = (int)row;
+    int missing = 0;
+#pragma unroll
+    for (int back = 0; back < TAPS; back++) {
+        if (at >= 0) {
+            input[TAPS - 1 - back] = x[(ulong)(window.first + at) * c + channel];
+            at = window.tree ? step.rows[window.first + at].parent : at - 1;
+        } else {
+            missing++;
+            input[TAPS - 1 - back] = state[(ulong)(TAPS - 1 - missing) * c + channel];
+        }
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) sum = FMA(taps[i], input[i], sum);
+    return silu_exact(sum);
+}
+
+// Shifts the state by the window's rows.
+template <int TAPS>
+SHARED void conv_shift(const StepWindow& window, const float* x, uint c, uint channel, float* state) {
+    float next[TAPS];
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++) {
+        int row = (int)window.rows - (TAPS - 1) + i;
+        next[i] = row >= 0 ? x[(ulong)(window.first + row) * c + channel]
+                           : state[(ulong)(TAPS - 1 + row) * c + channel];
+    }
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++) state[(ulong)i * c + channel] = next[i];
+}
+
+template <int TAPS>
+SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float* x, const float* taps, float* out,
+                      uint first, uint count, bool advance) {
+    uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
+    if (channel >= c) return;
+    const StepWindow window = step.windows[blockIdx.z];
+    float* state = pool.conv + (ulong)window.place * (TAPS - 1) * c;
+    float tap[TAPS];
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) tap[i] = taps[(ulong)channel * TAPS + i];
+    wait_for_launches_before();
+    for (uint row = first; row < min(first + count, window.rows); row++) {
+        out[(ulong)(window.first + row) * c + channel] =
+            conv_output<TAPS>(step, window, row, x, c, channel, tap, state);
+        if (!window.commit)
+            kept_row(pool, window.place, row).conv[channel] = x[(ulong)(window.first + row) * c + channel];
+    }
+    if (advance && window.commit) conv_shift<TAPS>(window, x, c, channel, state);
+}
+
+// Taps 1 to 8 as compile-time constants.
+#define FOR_TAPS(taps, CALL)                                                                                      \
+    switch (taps) {                                                                                               \
+        case 1: CALL(1); break;                                                                                   \
+        case 2: CALL(2); break;                                                                                   \
+        case 3: CALL(3); break;                                                                                   \
+        case 4: CALL(4); break;                                                                                   \
+        case 5: CALL(5); break;                                                                                   \
+        case 6: CALL(6); break;                                                                                   \
+        case 7: CALL(7); break;                                                                                   \
+        default: CALL(8); break;                                                                                  \
+    }
+
+// Small windows: grid [channel blocks, 1, windows]. Every thread takes all rows of its window, then advances.
+extern "C" __global__ void __launch_bounds__(256)
+conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out) {
+    start_next_launch();
+#define CALL(T) conv_rows<T>(step, pool, x, taps, out, 0, 0xffffffffu >> 1, true)
+    FOR_TAPS(pool.taps, CALL)
+#undef CALL
+}
+
+// Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows.
+extern "C" __global__ void __launch_bounds__(256)
+conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
+    start_next_launch();
+#define CALL(T) conv_rows<T>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false)
+    FOR_TAPS(pool.taps, CALL)
+#undef CALL
+}
+
+// Grid [channel blocks, 1, windows].
+extern "C" __global__ void __launch_bounds__(256) conv_advance(StepTables step, DeltaPool pool, const float* x) {
+    start_next_launch();
+    wait_for_launches_before();
+    uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
+    const StepWindow window = step.windows[blockIdx.z];
+    if (channel >= c || !window.commit) return;
+    float* state = pool.conv + (ulong)window.place * (pool.taps - 1) * c;
+#define CALL(T) conv_shift<T>(window, x, c, channel, state)
+    FOR_TAPS(pool.taps, CALL)
+#undef CALL
+}
