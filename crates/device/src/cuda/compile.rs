@@ -46,7 +46,7 @@ pub(super) fn nvrtc_version() -> std::result::Result<(i32, i32), String> {
 }
 
 /// Compiles one kernel file for an architecture.
-pub(super) fn compile(file: &str, defines: &[(&str, u32)], arch: &str) -> Result<Vec<u8>> {
+pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Result<Vec<u8>> {
     let text = source(file)?;
     let constant = |name: &str| CString::new(name).map_err(|_| failed(format!("{name:?} holds a zero byte")));
     let (text, name) = (constant(text)?, constant(file)?);
@@ -85,7 +85,7 @@ fn source(file: &str) -> Result<&'static str> {
     found.map(|(_, text)| *text).ok_or_else(|| failed(format!("no kernel file {file}")))
 }
 
-fn options(defines: &[(&str, u32)], arch: &str) -> Vec<String> {
+fn options(defines: &[(&str, String)], arch: &str) -> Vec<String> {
     let mut options: Vec<String> = OPTIONS.iter().map(|&option| option.to_owned()).collect();
     options.push(format!("--gpu-architecture={arch}"));
     options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
@@ -127,7 +127,7 @@ unsafe fn log(program: sys::nvrtcProgram) -> String {
 pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
     cache: Option<PathBuf>,
-    modules: HashMap<(&'static str, Vec<(&'static str, u32)>), usize>,
+    modules: HashMap<(&'static str, Vec<(&'static str, String)>), usize>,
     functions: HashMap<Kernel, Function>,
 }
 
@@ -168,7 +168,7 @@ impl Kernels {
         self.functions.iter().map(|(kernel, function)| (kernel, *function))
     }
 
-    fn image(&self, file: &'static str, defines: &[(&'static str, u32)]) -> Result<Vec<u8>> {
+    fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch();
         let Some(folder) = &self.cache else { return compile(file, defines, &arch) };
         let path = folder.join(format!("{}.cubin", key(file, defines, &arch)?));
@@ -183,7 +183,7 @@ impl Kernels {
 }
 
 /// Hash of all that decides an image's bytes.
-fn key(file: &str, defines: &[(&str, u32)], arch: &str) -> Result<String> {
+fn key(file: &str, defines: &[(&str, String)], arch: &str) -> Result<String> {
     let version = nvrtc_version().map_err(failed)?;
     let mut hash = Sha256::new();
     let mut add = |text: &str| {

@@ -34,7 +34,7 @@ impl KvPages {
 }
 
 /// `words`: count, then `WINDOW_ROWS_MAX` pairs (from, to) of keys `page * 64 + slot`, moved in order (u32 each).
-pub(super) fn lower_keep(_c: &mut Lowering<'_>, _pool: KvPool, _words: Span) -> Result {
+pub(super) fn lower_keep(_c: &mut Lowering<'_>, _keeps: &[(KvPool, Span)]) -> Result {
     Err(missing("kv_keep"))
 }
 

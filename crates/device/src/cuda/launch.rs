@@ -12,7 +12,7 @@ pub(super) struct Kernel {
     /// The `extern "C"` name.
     pub(super) name: &'static str,
     /// Preprocessor constants of this variant; the file is compiled once for each distinct set.
-    pub(super) defines: Vec<(&'static str, u32)>,
+    pub(super) defines: Vec<(&'static str, String)>,
 }
 
 impl Kernel {
@@ -22,8 +22,8 @@ impl Kernel {
     }
 
     /// Adds a constant.
-    pub(super) fn define(mut self, name: &'static str, value: u32) -> Self {
-        self.defines.push((name, value));
+    pub(super) fn define(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.defines.push((name, value.to_string()));
         self
     }
 }
@@ -91,6 +91,18 @@ impl Args {
     pub(super) fn words(mut self, words: &[u64]) -> Self {
         self.starts.push(self.words.len());
         self.words.extend_from_slice(words);
+        self
+    }
+
+    /// A struct parameter as its bytes, aligned to at most 8.
+    pub(super) fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.starts.push(self.words.len());
+        let word = |chunk: &[u8]| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        };
+        self.words.extend(bytes.chunks(8).map(word));
         self
     }
 

@@ -10,7 +10,7 @@ use super::experts::{self, PackedExperts};
 use super::kv::{self, KvPages};
 use super::launch::{Args, Kernel, Launch};
 use super::linear::{self, PackedMatrix};
-use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
+use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape, WindowShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
 use super::{attention, conv, delta_rule, route, rows};
@@ -76,6 +76,7 @@ pub(super) struct Lowering<'a> {
     driver: &'a Arc<dyn Driver>,
     tables: &'a mut Tables,
     shape: StepShape,
+    windows: &'a [WindowShape],
     step: StepAddresses,
     /// Address of the upload that spans count from.
     base: u64,
@@ -89,10 +90,11 @@ impl<'a> Lowering<'a> {
         driver: &'a Arc<dyn Driver>,
         tables: &'a mut Tables,
         shape: StepShape,
+        windows: &'a [WindowShape],
         step: StepAddresses,
         base: u64,
     ) -> Self {
-        Self { driver, tables, shape, step, base, launches: Vec::new(), fresh: HashSet::new() }
+        Self { driver, tables, shape, windows, step, base, launches: Vec::new(), fresh: HashSet::new() }
     }
 
     /// All launches of the list.
@@ -107,6 +109,12 @@ impl<'a> Lowering<'a> {
     /// The step's sizes.
     pub(super) fn shape(&self) -> StepShape {
         self.shape
+    }
+
+    /// The step's windows if it has more than [`super::graph::GRAPH_ROWS_MAX`] rows; else none, for then launches
+    /// may depend on [`Self::shape`] alone.
+    pub(super) fn windows(&self) -> &'a [WindowShape] {
+        self.windows
     }
 
     /// The step tables, for [`Args::step`].
@@ -212,7 +220,41 @@ impl<'a> Lowering<'a> {
 
     /// Lowers commands in order.
     pub(super) fn lower(&mut self, commands: &[Command]) -> Result {
-        commands.iter().try_for_each(|command| self.one(command))
+        let mut rest = commands;
+        while let Some(command) = rest.first() {
+            let run = match command {
+                Command::StateKeep { .. } => self.keep_states(rest)?,
+                Command::KvKeep { .. } => self.keep_keys(rest)?,
+                _ => {
+                    self.one(command)?;
+                    1
+                }
+            };
+            rest = &rest[run..];
+        }
+        Ok(())
+    }
+
+    /// Lowers the leading run of [`Command::StateKeep`], all layers together; says how many.
+    fn keep_states(&mut self, commands: &[Command]) -> Result<usize> {
+        let of = |command: &Command| match *command {
+            Command::StateKeep { pool, words } => Some((pool, words)),
+            _ => None,
+        };
+        let keeps: Vec<_> = commands.iter().map_while(of).collect();
+        state::lower_keep(self, &keeps)?;
+        Ok(keeps.len())
+    }
+
+    /// Lowers the leading run of [`Command::KvKeep`], all layers together; says how many.
+    fn keep_keys(&mut self, commands: &[Command]) -> Result<usize> {
+        let of = |command: &Command| match *command {
+            Command::KvKeep { pool, words } => Some((pool, words)),
+            _ => None,
+        };
+        let keeps: Vec<_> = commands.iter().map_while(of).collect();
+        kv::lower_keep(self, &keeps)?;
+        Ok(keeps.len())
     }
 
     fn one(&mut self, command: &Command) -> Result {
@@ -248,8 +290,6 @@ impl<'a> Lowering<'a> {
         match *command {
             C::StateClear { pool, place } => state::lower_clear(self, pool, place),
             C::StateCopy { pool, from, to } => state::lower_copy(self, pool, from, to),
-            C::StateKeep { pool, words } => state::lower_keep(self, pool, words),
-            C::KvKeep { pool, words } => kv::lower_keep(self, pool, words),
             C::Conv { x, taps, pool, out } => conv::lower(self, x, taps, pool, out),
             C::DeltaRule { mixed, a, b, decay, dt_bias, pool, out } => {
                 delta_rule::lower(self, mixed, a, b, decay, dt_bias, pool, out)
@@ -260,7 +300,7 @@ impl<'a> Lowering<'a> {
             }
             C::KvAppend { k, v, pool } => kv::lower_append(self, k, v, pool),
             C::Attention { q, shape, pool, out } => attention::lower(self, q, shape, pool, out),
-            _ => unreachable!("all other commands are lowered by `one`"),
+            _ => unreachable!("all other commands are lowered above"),
         }
     }
 }

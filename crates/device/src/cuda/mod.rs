@@ -36,7 +36,7 @@ use compile::Kernels;
 use driver::{Card, Driver, Pinned, Result};
 use graph::{Key, Lists};
 use lower::{Lowering, Tables};
-use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload};
+use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload, window_shapes};
 
 /// Host copies of uploads in flight: the host may prepare this many flushes ahead.
 const UPLOADS: usize = 4;
@@ -110,7 +110,8 @@ impl Cuda {
         if self.commands.is_empty() {
             return Ok(());
         }
-        let key = Key { commands: std::mem::take(&mut self.commands), shape: self.shape };
+        let commands = std::mem::take(&mut self.commands);
+        let key = Key { commands, shape: self.shape, windows: window_shapes(&self.step) };
         let result = self.send_upload().and_then(|()| self.run(key));
         self.upload.clear();
         result
@@ -130,7 +131,7 @@ impl Cuda {
         let (shape, base) = (self.shape, self.area.ptr());
         let step = self.upload.addresses(base);
         self.lists.run(key, |key| {
-            let mut lowering = Lowering::new(driver, tables, shape, step, base);
+            let mut lowering = Lowering::new(driver, tables, shape, &key.windows, step, base);
             lowering.lower(&key.commands)?;
             lowering.finish().into_iter().map(|launch| kernels.prepare(launch)).collect()
         })?;

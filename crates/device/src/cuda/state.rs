@@ -42,6 +42,6 @@ pub(super) fn lower_copy(_c: &mut Lowering<'_>, _pool: StatePool, _from: u32, _t
 }
 
 /// `words`: place, count, then `WINDOW_ROWS_MAX` rows of which `count` are meant (u32 each).
-pub(super) fn lower_keep(_c: &mut Lowering<'_>, _pool: StatePool, _words: Span) -> Result {
+pub(super) fn lower_keep(_c: &mut Lowering<'_>, _keeps: &[(StatePool, Span)]) -> Result {
     Err(missing("state_keep"))
 }
