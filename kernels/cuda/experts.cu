@@ -26,8 +26,9 @@ struct ExpertArgs {
     uint slices;     // of the kernel's own input
     uint listed;     // 1: starts and order are there
     uint raw_at;     // down: units and sums of the block's rows
+    uint chunk;      // pairs at a time, at most ROWS
+    uint tiles;      // of a block
     Places places;
-    ulong unused;
 };
 
 // The pairs of a block: `list` of `count`, all of one expert. False: nothing to do.
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(512) experts_hidden(const __grid_co
     Share share;
     if (!find_share(share, args, buffer)) return;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 64;
-    uint slices = args.slices, at_once = min(slices, warps), tiles = warps / at_once;
+    uint slices = args.slices, at_once = min(slices, warps), tiles = args.tiles;
     uint which = warp % 2, own = warp / 2, local = own / at_once, tile = blockIdx.x * tiles + local;
     const ExpertMatrix& gate = args.matrices[share.expert];
     const ExpertMatrix& up = args.matrices[args.experts + share.expert];
@@ -90,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(512) experts_hidden(const __grid_co
     });
     Places places = args.places;
     if (gate.form != up.form || dense[0] || dense[1]) places.row_stride = 0;
-    for (uint first = 0; first < share.count; first += ROWS) {
+    for (uint first = 0; first < share.count; first += args.chunk) {
         __syncthreads();
-        Rows rows = {share.list + first, args.k, 0, min(share.count - first, (uint)ROWS)};
+        Rows rows = {share.list + first, args.k, 0, min(share.count - first, args.chunk)};
         if (places.row_stride) stage_rows(smem, places, args.codes[gate.form], rows, args.width);
         __syncthreads();
         with_kind(matrix.kind, [&](auto kind) {
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_down(const __grid_cons
     Share share;
     bool any = find_share(share, args, buffer);
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    uint slices = args.slices, at_once = min(slices, warps), tiles = warps / at_once;
+    uint slices = args.slices, at_once = min(slices, warps), tiles = args.tiles;
     uint local = warp / at_once, tile = blockIdx.x * tiles + local;
     const ExpertMatrix& matrix = args.matrices[2 * args.experts + (any ? share.expert : 0)];
     bool there = local < tiles && tile * 16 < args.width;
@@ -180,9 +181,9 @@ extern "C" __global__ void __launch_bounds__(256) experts_down(const __grid_cons
     start_next_launch();
     if (!any) return;
     float* sums = (float*)(smem + args.places.sums_at) + local * slices * ROWS * 16;
-    for (uint first = 0; first < share.count; first += ROWS) {
+    for (uint first = 0; first < share.count; first += args.chunk) {
         __syncthreads();
-        Rows pairs = {share.list + first, 1, 0, min(share.count - first, (uint)ROWS)};
+        Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
         with_kind(matrix.kind, [&](auto kind) {
             typedef decltype(kind) K;
             if constexpr (K::DENSE) {

@@ -1,21 +1,40 @@
-//! Grouped and dense matrices on CUDA.
+//! Grouped and dense matrices on CUDA: `kernels/cuda/linear.cu` and, for many rows, `linear_prompt.cu`.
 
 use std::sync::Arc;
 
 use quant::Matrix;
 
 use super::driver::{Driver, Result};
-use super::lower::Lowering;
-use crate::{Buffer, DeviceError, MatrixRef};
+use super::launch::{Args, Kernel, Launch};
+use super::lower::{Lowering, PlaneRef};
+use super::memory::{Codes, DeviceMemory};
+use super::packing::{self, Kind, Place, SLICE, TILE};
+use crate::{Buffer, MatrixRef};
+
+/// Most matrices and kinds of one launch (linear.cu, `MATRICES_MAX`).
+const MATRICES_MAX: usize = 8;
+/// Most warps of a block.
+const WARPS_MAX: usize = 8;
+/// Warps that a block should have at least.
+const WARPS_MIN: usize = 4;
+/// Codes of rows are staged in shared memory up to this many bytes; more are read where they are.
+const STAGED_MAX: usize = 64 << 10;
 
 /// A weight matrix in the layout of the kernels.
 pub(super) struct PackedMatrix {
     rows: usize,
+    cols: usize,
+    kind: Kind,
+    memory: DeviceMemory,
+    place: Place,
 }
 
 impl PackedMatrix {
-    pub(super) fn new(_driver: &Arc<dyn Driver>, source: &Matrix) -> Result<Self> {
-        Ok(Self { rows: source.rows() })
+    pub(super) fn new(driver: &Arc<dyn Driver>, source: &Matrix) -> Result<Self> {
+        let (bytes, places) = packing::pack(&[source]);
+        let memory = DeviceMemory::of(driver, "matrix", &bytes)?;
+        let kind = Kind::of(source.encoding());
+        Ok(Self { rows: source.rows(), cols: source.cols(), kind, memory, place: places[0] })
     }
 
     /// Outputs; rows of an embedding table.
@@ -25,20 +44,194 @@ impl PackedMatrix {
 
     /// Bytes held.
     pub(super) fn bytes(&self) -> usize {
-        0
+        self.memory.bytes()
+    }
+
+    /// The `Packed` of linear.cuh.
+    fn packed(&self) -> [u64; 2] {
+        [self.memory.ptr() + self.place.codes as u64, self.memory.ptr() + self.place.params as u64]
     }
 }
 
-fn missing(stage: &'static str) -> DeviceError {
-    DeviceError::Failed { stage, message: "not yet on CUDA; use --device cpu".into() }
+/// Different kinds of some matrices, ascending, so that equal sets share one compilation.
+pub(super) fn kinds_of(kinds: impl Iterator<Item = Kind>) -> Vec<Kind> {
+    let mut kinds: Vec<Kind> = kinds.collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
+/// Different group lengths of some kinds.
+pub(super) fn groups_of(kinds: &[Kind]) -> Vec<usize> {
+    let mut groups: Vec<usize> = kinds.iter().filter_map(|kind| kind.group()).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// Place of `kind`'s group length among `groups`; 0 for dense kinds, which do not look.
+pub(super) fn form_of(groups: &[usize], kind: Kind) -> u32 {
+    groups.iter().position(|&group| kind.group() == Some(group)).unwrap_or(0) as u32
+}
+
+/// A kernel compiled for the kinds of a launch.
+pub(super) fn kernel_of(file: &'static str, name: &'static str, kinds: &[Kind]) -> Kernel {
+    const NAMES: [&str; MATRICES_MAX] =
+        ["KIND0", "KIND1", "KIND2", "KIND3", "KIND4", "KIND5", "KIND6", "KIND7"];
+    let kernel = Kernel::new(file, name).define("KINDS", kinds.len());
+    kinds.iter().zip(NAMES).fold(kernel, |kernel, (kind, name)| kernel.define(name, kind.0))
+}
+
+/// The `InputCodes` of linear_decode.cuh, one for each group length, up to three.
+pub(super) fn input_words(codes: &[Codes]) -> Vec<u64> {
+    let mut words: Vec<u64> = codes.iter().flat_map(|c| [c.codes, c.units, c.sums]).collect();
+    words.resize(9, 0);
+    words
+}
+
+/// Two `uint` fields as one word.
+pub(super) fn pair(low: usize, high: usize) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// Shared memory of a block of the decode form (linear_decode.cuh, `Places`).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    warp_bytes: usize,
+    rows_at: usize,
+    row_stride: usize,
+    units_at: usize,
+    unit_bytes: usize,
+    sums_at: usize,
+    /// End of all.
+    pub(super) bytes: usize,
+}
+
+/// What decides [`Places`].
+pub(super) struct Block<'a> {
+    pub(super) kinds: &'a [Kind],
+    pub(super) warps: usize,
+    /// Rows that the kernel is compiled for.
+    pub(super) rows: usize,
+    /// Rows that a block takes at a time.
+    pub(super) rows_staged: usize,
+    pub(super) cols: usize,
+    /// Slice sums: 16 outputs and one slice each.
+    pub(super) sums: usize,
+    /// Must the rows be staged, whatever they take?
+    pub(super) staged: bool,
+}
+
+impl Places {
+    pub(super) fn of(block: &Block<'_>) -> Self {
+        let most = |f: fn(Kind) -> usize| block.kinds.iter().map(|&kind| f(kind)).max().unwrap_or(0);
+        let warp_bytes = most(Kind::slice_bytes).next_multiple_of(128);
+        let rows_at = block.warps * warp_bytes;
+        // Two rows that lanes read together lie in different halves of the banks.
+        let row_stride = 2 * block.cols + if (2 * block.cols).is_multiple_of(128) { 64 } else { 0 };
+        let row_bytes = row_stride * block.rows_staged;
+        let grouped = warp_bytes > 0;
+        let stage = grouped && (block.staged || row_bytes <= STAGED_MAX);
+        let (row_stride, row_bytes) = if stage { (row_stride, row_bytes) } else { (0, 0) };
+        let units_at = (rows_at + row_bytes).next_multiple_of(16);
+        let unit_bytes = most(Kind::unit_bytes) * block.rows;
+        let sums_at = units_at + unit_bytes * block.warps;
+        let bytes = sums_at + block.sums * block.rows * TILE * 4;
+        Self { warp_bytes, rows_at, row_stride, units_at, unit_bytes, sums_at, bytes }
+    }
+
+    pub(super) fn words(&self) -> [u64; 3] {
+        [
+            pair(self.warp_bytes, self.rows_at),
+            pair(self.row_stride, self.units_at),
+            pair(self.unit_bytes, self.sums_at),
+        ]
+    }
+}
+
+/// Rows that a decode kernel is compiled for.
+fn rows_class(rows: usize) -> usize {
+    match rows {
+        0 | 1 => 1,
+        2..=8 => 8,
+        9..=16 => 16,
+        _ => 32,
+    }
+}
+
+/// Warps of a block and tiles it has, for a row of `cols` inputs.
+pub(super) fn block_shape(cols: usize) -> (usize, usize) {
+    let slices = cols.div_ceil(SLICE).min(WARPS_MAX);
+    let tiles = (WARPS_MIN / slices).max(1);
+    (slices * tiles, tiles)
 }
 
 /// `out = x W^T` of several matrices.
-pub(super) fn lower(_c: &mut Lowering<'_>, _x: Buffer, _rows: usize, _to: &[(MatrixRef, Buffer)]) -> Result {
-    Err(missing("linear"))
+pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixRef, Buffer)]) -> Result {
+    if rows == 0 {
+        return Ok(());
+    }
+    let input = c.plane(x);
+    let targets: Vec<(Arc<PackedMatrix>, PlaneRef)> =
+        to.iter().map(|&(matrix, out)| (c.matrix(matrix), c.output(out))).collect();
+    for targets in targets.chunks(MATRICES_MAX) {
+        decode(c, x, input, rows, targets)?;
+    }
+    Ok(())
+}
+
+/// A launch of the decode form.
+fn decode(
+    c: &mut Lowering<'_>,
+    x: Buffer,
+    input: PlaneRef,
+    rows: usize,
+    targets: &[(Arc<PackedMatrix>, PlaneRef)],
+) -> Result {
+    let kinds = kinds_of(targets.iter().map(|(matrix, _)| matrix.kind));
+    let groups = groups_of(&kinds);
+    let codes = groups.iter().map(|&group| c.codes(x, rows, group)).collect::<Result<Vec<_>>>()?;
+    let cols = input.width;
+    let (slices, class) = (cols.div_ceil(SLICE), rows_class(rows));
+    let (warps, tiles) = block_shape(cols);
+    let places = Places::of(&Block {
+        kinds: &kinds,
+        warps,
+        rows: class,
+        rows_staged: rows.min(class),
+        cols,
+        sums: tiles * slices,
+        staged: false,
+    });
+    let mut words = vec![input.ptr];
+    words.extend(input_words(&codes));
+    words.extend([pair(rows, cols), pair(targets.len(), slices)]);
+    words.extend(places.words());
+    let mut blocks = 0;
+    for (matrix, out) in targets {
+        let kind = kinds.iter().position(|&kind| kind == matrix.kind).unwrap_or(0);
+        words.extend(matrix.packed());
+        words.extend([out.ptr, pair(matrix.rows, kind)]);
+        words.push(pair(blocks, form_of(&groups, matrix.kind) as usize));
+        let outputs = if matrix.kind.group().is_some() { tiles * TILE } else { 4 * warps };
+        blocks += matrix.rows.div_ceil(outputs);
+    }
+    words.resize(15 + 5 * MATRICES_MAX, 0);
+    c.push(Launch {
+        kernel: kernel_of("linear.cu", "linear", &kinds).define("ROWS", class),
+        grid: [blocks as u32, rows.div_ceil(class) as u32, 1],
+        block: 32 * warps as u32,
+        shared: places.bytes as u32,
+        args: Args::new().words(&words),
+    });
+    Ok(())
 }
 
 /// Embedding rows of the step's tokens; rows without a token are left.
-pub(super) fn lower_embed(_c: &mut Lowering<'_>, _table: MatrixRef, _out: Buffer) -> Result {
-    Err(missing("embed"))
+pub(super) fn lower_embed(c: &mut Lowering<'_>, table: MatrixRef, out: Buffer) -> Result {
+    let (table, out, step) = (c.matrix(table), c.output(out), c.step());
+    let kernel = kernel_of("embed.cu", "embed", &[table.kind]);
+    let args = Args::new().words(&table.packed()).ptr(out.ptr).size(table.cols).size(table.rows).step(&step);
+    c.launch(kernel, [c.shape().rows, 1, 1], 256, args);
+    Ok(())
 }

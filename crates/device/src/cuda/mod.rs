@@ -21,6 +21,7 @@ mod launch;
 mod linear;
 mod lower;
 mod memory;
+mod packing;
 mod rope;
 mod route;
 mod rows;

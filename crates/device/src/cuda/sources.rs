@@ -9,6 +9,9 @@ macro_rules! texts {
 /// Files with kernels, by name.
 pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
+    "linear.cu" => "cuda/linear.cu",
+    "experts.cu" => "cuda/experts.cu",
+    "embed.cu" => "cuda/embed.cu",
 };
 
 /// Files that others include, by the name they are included with.
@@ -16,6 +19,8 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "common.cuh" => "cuda/common.cuh",
     "step.cuh" => "cuda/step.cuh",
     "quantize.cuh" => "cuda/quantize.cuh",
+    "linear.cuh" => "cuda/linear.cuh",
+    "linear_decode.cuh" => "cuda/linear_decode.cuh",
     "../shared/math.h" => "shared/math.h",
     "../shared/philox.h" => "shared/philox.h",
     "../shared/quantize.h" => "shared/quantize.h",

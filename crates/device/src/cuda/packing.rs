@@ -1,0 +1,248 @@
+//! Grouped matrices in the order the kernels read them: `kernels/cuda/linear.cuh` says what lies where.
+
+use std::ops::Range;
+use std::thread;
+
+use quant::{Dtype, Encoding, Matrix, Scheme, Zero, read_float};
+
+/// Outputs of a tile.
+pub(super) const TILE: usize = 16;
+/// Inputs of a step.
+const STEP: usize = 64;
+/// Inputs of a slice (`docs/arithmetic.md`, grouped matrix).
+pub(super) const SLICE: usize = 1024;
+/// Stored scales of smaller magnitude are read as 0 (`docs/arithmetic.md`, rule 5): `2^-50`.
+const SCALE_MIN: f32 = f32::from_bits((127 - 50) << 23);
+/// Alignment of the parts of an allocation.
+const ALIGN: usize = 256;
+/// Tiles that one turn of a thread packs.
+const TILES_PER_TURN: usize = 16;
+
+/// How a matrix is stored, as the number that kernels are compiled for (linear.cuh, `Kind`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Kind(pub(super) u32);
+
+impl Kind {
+    pub(super) fn of(encoding: Encoding) -> Self {
+        let dtype = |dtype| match dtype {
+            Dtype::Bf16 => 0,
+            Dtype::F16 => 1,
+            Dtype::F32 => 2,
+        };
+        match encoding {
+            Encoding::Dense(stored) => Self(dtype(stored) << 4),
+            Encoding::Grouped(s) => {
+                let affine = u32::from(s.zero == Zero::Affine);
+                Self(s.bits as u32 | dtype(s.scales) << 4 | affine << 6 | (s.group as u32) << 8)
+            }
+        }
+    }
+
+    /// Group length of a grouped kind.
+    pub(super) fn group(self) -> Option<usize> {
+        (self.bits() > 0).then_some((self.0 >> 8) as usize)
+    }
+
+    fn bits(self) -> usize {
+        (self.0 & 15) as usize
+    }
+
+    /// Bytes of a slice in a warp's shared memory; 0 for dense kinds.
+    pub(super) fn slice_bytes(self) -> usize {
+        let floats = if self.0 >> 6 & 1 == 1 { 2 } else { 1 };
+        let size = if self.0 >> 4 & 3 == 2 { 4 } else { 2 };
+        self.group().map_or(0, |group| SLICE / STEP * 128 * self.bits() + SLICE / group * TILE * floats * size)
+    }
+
+    /// Bytes that one row's units of a slice take in shared memory; 0 for dense kinds.
+    pub(super) fn unit_bytes(self) -> usize {
+        self.group().map_or(0, |group| SLICE / group * if self.bits() > 4 { 16 } else { 8 })
+    }
+}
+
+/// Where the parts of a matrix lie in its allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Codes; a dense matrix has none.
+    pub(super) codes: usize,
+    /// Scales and biases; the floats of a dense matrix.
+    pub(super) params: usize,
+}
+
+/// Bytes of one tile: codes, then scales and biases.
+fn tile_bytes(cols: usize, scheme: Scheme) -> (usize, usize) {
+    let floats = if scheme.zero == Zero::Affine { 2 } else { 1 };
+    (
+        cols.div_ceil(STEP) * 128 * scheme.bits as usize,
+        cols / scheme.group * TILE * floats * scheme.scales.size(),
+    )
+}
+
+/// Packs matrices one after another, on all processors. Sources are discarded as they are consumed.
+pub(super) fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
+    let mut places = Vec::with_capacity(sources.len());
+    let mut end = 0;
+    for source in sources {
+        let mut take = |bytes: usize| {
+            let start = end;
+            end += bytes.next_multiple_of(ALIGN);
+            start
+        };
+        places.push(match source.encoding() {
+            Encoding::Dense(_) => Place { codes: 0, params: take(source.codes().len()) },
+            Encoding::Grouped(scheme) => {
+                let (codes, params) = tile_bytes(source.cols(), scheme);
+                let tiles = source.rows().div_ceil(TILE);
+                Place { codes: take(codes * tiles), params: take(params * tiles) }
+            }
+        });
+    }
+    let mut bytes = vec![0u8; end];
+    let mut jobs = jobs(sources, &places, &mut bytes);
+    let threads = thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len().max(1));
+    let share = jobs.len().div_ceil(threads).max(1);
+    thread::scope(|scope| {
+        for jobs in jobs.chunks_mut(share) {
+            scope.spawn(|| jobs.iter_mut().for_each(Job::run));
+        }
+    });
+    sources.iter().for_each(|source| source.discard());
+    (bytes, places)
+}
+
+/// Some tiles of one matrix, or all of a dense one.
+struct Job<'a> {
+    source: &'a Matrix,
+    tiles: Range<usize>,
+    codes: &'a mut [u8],
+    params: &'a mut [u8],
+}
+
+/// Cuts the allocation into jobs.
+fn jobs<'a>(sources: &[&'a Matrix], places: &[Place], bytes: &'a mut [u8]) -> Vec<Job<'a>> {
+    let mut jobs = Vec::new();
+    let mut rest = bytes;
+    let mut at = 0;
+    // Parts lie in ascending order: each begins at or after the end of the one before.
+    let mut take = |start: usize, len: usize| {
+        let (_, after) = std::mem::take(&mut rest).split_at_mut(start - at);
+        let (part, after) = after.split_at_mut(len);
+        (rest, at) = (after, start + len);
+        part
+    };
+    for (&source, place) in sources.iter().zip(places) {
+        let Encoding::Grouped(scheme) = source.encoding() else {
+            let params = take(place.params, source.codes().len());
+            jobs.push(Job { source, tiles: 0..0, codes: &mut [], params });
+            continue;
+        };
+        let (code_bytes, param_bytes) = tile_bytes(source.cols(), scheme);
+        let tiles = source.rows().div_ceil(TILE);
+        let codes = take(place.codes, code_bytes * tiles);
+        let params = take(place.params, param_bytes * tiles);
+        let turns = codes.chunks_mut(code_bytes * TILES_PER_TURN).zip(params.chunks_mut(param_bytes * TILES_PER_TURN));
+        for (turn, (codes, params)) in turns.enumerate() {
+            let first = turn * TILES_PER_TURN;
+            jobs.push(Job { source, tiles: first..tiles.min(first + TILES_PER_TURN), codes, params });
+        }
+    }
+    jobs
+}
+
+impl Job<'_> {
+    fn run(&mut self) {
+        let Encoding::Grouped(scheme) = self.source.encoding() else {
+            self.params.copy_from_slice(self.source.codes());
+            return;
+        };
+        let (code_bytes, param_bytes) = tile_bytes(self.source.cols(), scheme);
+        let tiles = self.codes.chunks_exact_mut(code_bytes).zip(self.params.chunks_exact_mut(param_bytes));
+        for (tile, (codes, params)) in self.tiles.clone().zip(tiles) {
+            for row in tile * TILE..self.source.rows().min((tile + 1) * TILE) {
+                let stream = self.source.row_codes(row);
+                match scheme.bits {
+                    2 => pack_row::<2>(stream, row % TILE, codes),
+                    3 => pack_row::<3>(stream, row % TILE, codes),
+                    4 => pack_row::<4>(stream, row % TILE, codes),
+                    5 => pack_row::<5>(stream, row % TILE, codes),
+                    6 => pack_row::<6>(stream, row % TILE, codes),
+                    8 => pack_row::<8>(stream, row % TILE, codes),
+                    bits => unreachable!("{bits}-bit matrices do not exist"),
+                }
+                pack_params(self.source, scheme, row, params);
+            }
+        }
+    }
+}
+
+/// Widths of the low and the high bit plane; the high one may be 0.
+const fn planes(bits: usize) -> (usize, usize) {
+    match bits {
+        3 => (2, 1),
+        5 => (4, 1),
+        6 => (4, 2),
+        8 => (4, 4),
+        _ => (bits, 0),
+    }
+}
+
+/// Packs one row's bit stream into a tile of zeros.
+fn pack_row<const BITS: usize>(stream: &[u8], row: usize, codes: &mut [u8]) {
+    let (low, high) = planes(BITS);
+    let (g, h) = (row % 8, row / 8);
+    for (eight, bytes) in stream.chunks_exact(BITS).enumerate() {
+        // Eight codes: of lane 4 g + q, unit t.
+        let (step, t, lane) = (eight / 8, eight / 4 % 2, 4 * g + eight % 4);
+        let mut word = [0u8; 8];
+        word[..BITS].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        let step = &mut codes[step * 128 * BITS..][..128 * BITS];
+        put(step, low, lane, t, h, fields(word, BITS, 0, low));
+        if high > 0 {
+            put(&mut step[128 * low..], high, lane, t, h, fields(word, BITS, low, high));
+        }
+    }
+}
+
+/// Bits `shift .. shift + width` of eight codes as pairs: the first of pair p in field p of the low 16 bits, the
+/// second in field p of the high ones.
+#[inline(always)]
+fn fields(word: u64, bits: usize, shift: usize, width: usize) -> u32 {
+    let mask = (1u64 << width) - 1;
+    let mut out = 0;
+    for j in 0..8 {
+        let field = (word >> (j * bits + shift)) & mask;
+        out |= (field as u32) << (width * (j / 2) + 16 * (j % 2));
+    }
+    out
+}
+
+/// Puts the fields of one lane, unit and half of the tile into a plane of a step.
+#[inline(always)]
+fn put(plane: &mut [u8], width: usize, lane: usize, t: usize, h: usize, fields: u32) {
+    let (word, shift) = match width {
+        4 => (2 * t + h, 0),
+        2 => (t, 8 * h),
+        _ => (0, 4 * h + 8 * t),
+    };
+    let at = &mut plane.as_chunks_mut::<4>().0[lane * width + word];
+    *at = (u32::from_le_bytes(*at) | fields << shift).to_le_bytes();
+}
+
+/// Scales and biases of one row into its tile.
+fn pack_params(source: &Matrix, scheme: Scheme, row: usize, params: &mut [u8]) {
+    let (size, groups) = (scheme.scales.size(), source.cols() / scheme.group);
+    let floats = if scheme.zero == Zero::Affine { 2 } else { 1 };
+    let (g, h) = (row % 8, row / 8 % 2);
+    for group in 0..groups {
+        let from = row * groups + group;
+        let to = (group * 8 + g) * 2 * floats + h;
+        let tiny = read_float(scheme.scales, source.scales(), from).abs() < SCALE_MIN;
+        if !tiny {
+            params[to * size..][..size].copy_from_slice(&source.scales()[from * size..][..size]);
+        }
+        if scheme.zero == Zero::Affine {
+            params[(to + 2) * size..][..size].copy_from_slice(&source.biases()[from * size..][..size]);
+        }
+    }
+}
