@@ -19,8 +19,15 @@ use super::sources::{FILES, HEADERS};
 use crate::DeviceError;
 
 /// Options that the law asks for (`docs/arithmetic.md`, rule 1).
-const OPTIONS: [&str; 6] =
-    ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--device-int128"];
+const OPTIONS: [&str; 7] = [
+    "--std=c++17",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    "--device-int128",
+    "--ptxas-options=-v",
+];
 
 fn failed(message: String) -> DeviceError {
     DeviceError::Failed { stage: "compile kernels", message }
@@ -45,8 +52,14 @@ pub(super) fn nvrtc_version() -> std::result::Result<(i32, i32), String> {
     }
 }
 
+/// Machine code and what the assembler said about it.
+pub(super) struct Compiled {
+    pub(super) image: Vec<u8>,
+    pub(super) log: String,
+}
+
 /// Compiles one kernel file for an architecture.
-pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Result<Vec<u8>> {
+pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Result<Compiled> {
     let text = source(file)?;
     let constant = |name: &str| CString::new(name).map_err(|_| failed(format!("{name:?} holds a zero byte")));
     let (text, name) = (constant(text)?, constant(file)?);
@@ -70,13 +83,13 @@ pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Res
             return Err(failed(format!("{file}: {made:?}")));
         }
         let compiled = sys::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
-        let image = if compiled == nvrtcResult::NVRTC_SUCCESS {
-            image(program)
+        let result = if compiled == nvrtcResult::NVRTC_SUCCESS {
+            image(program).map(|image| Compiled { image, log: log(program) })
         } else {
             Err(failed(format!("{file} for {arch}: {compiled:?}\n{}", log(program))))
         };
         let _ = sys::nvrtcDestroyProgram(&mut program);
-        image
+        result
     }
 }
 
@@ -170,12 +183,14 @@ impl Kernels {
 
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch();
-        let Some(folder) = &self.cache else { return compile(file, defines, &arch) };
+        let Some(folder) = &self.cache else {
+            return Ok(compile(file, defines, &arch)?.image);
+        };
         let path = folder.join(format!("{}.cubin", key(file, defines, &arch)?));
         if let Ok(image) = fs::read(&path) {
             return Ok(image);
         }
-        let image = compile(file, defines, &arch)?;
+        let image = compile(file, defines, &arch)?.image;
         // The cache only saves time: a folder that cannot be written costs nothing else.
         let _ = keep(&path, &image);
         Ok(image)

@@ -1,16 +1,184 @@
-//! Logits to tokens on CUDA (`docs/arithmetic.md`, logits to tokens).
+//! Logits to tokens on CUDA (`docs/arithmetic.md`, logits to tokens; `kernels/cuda/draw.cu`).
 
-/// Scratch of draws, kept between calls.
-#[derive(Default)]
-pub(super) struct Draws {}
+use std::sync::Arc;
 
 use super::Cuda;
-use super::driver::Result;
+use super::driver::{Driver, Pinned, Result};
+use super::launch::{Args, Kernel, Launch};
+use super::memory::DeviceMemory;
 use crate::{Buffer, DeviceError, Draw, Drawn};
+
+/// Draws of one batch of launches; more are taken in turn.
+const DRAWS_MAX: usize = 64;
+/// Most best tokens of a draw (`TOP_MAX` of the kernel).
+const TOP_MAX: u32 = 1024;
+/// Ids of a block, and ids that share a maximum.
+const IDS: usize = 2048;
+const CHUNK: usize = 64;
+/// Threads and shared bytes of the last kernel: 6144 candidates.
+const CHOOSE_THREADS: u32 = 1024;
+const CHOOSE_SHARED: u32 = 6144 * 8;
+const ADJUST_WORDS: usize = 5;
+const NO_MASK: u32 = u32::MAX;
+
+/// Memory of draws, made at the first and grown when more is asked for.
+#[derive(Default)]
+pub(super) struct Draws {
+    params: Option<DeviceMemory>,
+    scratch: Option<DeviceMemory>,
+    results: Option<DeviceMemory>,
+    host: Option<Pinned>,
+}
+
+/// At least `bytes` of memory in the slot.
+fn room(slot: &mut Option<DeviceMemory>, driver: &Arc<dyn Driver>, bytes: usize) -> Result<u64> {
+    let held = slot.as_ref().map_or(0, DeviceMemory::bytes);
+    if held < bytes || slot.is_none() {
+        *slot = None;
+        *slot = Some(DeviceMemory::zeros(driver, "draw", bytes.next_power_of_two())?);
+    }
+    Ok(slot.as_ref().map_or(0, DeviceMemory::ptr))
+}
+
+/// Adjustments and masks behind the records, all as words.
+struct Params {
+    words: Vec<u32>,
+    adjusts_at: usize,
+    masks_at: usize,
+    /// Draws whose mask or vocabulary leaves no token.
+    empty: Vec<bool>,
+}
+
+impl Params {
+    fn of(draws: &[Draw], width: usize) -> Self {
+        let (mut records, mut adjusts, mut masks) = (Vec::new(), Vec::new(), Vec::new());
+        let mut empty = Vec::new();
+        for draw in draws {
+            let length = width.min(draw.vocabulary as usize);
+            let mask: &[u32] = draw.mask.as_deref().unwrap_or(&[]);
+            let mask = &mask[..mask.len().min(length.div_ceil(32))];
+            let words = if draw.mask.is_some() { mask.len() as u32 } else { NO_MASK };
+            records.extend([draw.row as u32, draw.temperature.to_bits(), draw.top_k, draw.top_p.to_bits()]);
+            records.extend([draw.min_p.to_bits(), draw.seed as u32, (draw.seed >> 32) as u32, draw.choice]);
+            records.extend([draw.position as u32, (draw.position >> 32) as u32, length as u32]);
+            records.extend([(adjusts.len() / ADJUST_WORDS) as u32, draw.adjust.len() as u32]);
+            records.extend([masks.len() as u32, words, draw.top_logprobs]);
+            for change in &draw.adjust {
+                let floats = [change.repetition, change.frequency, change.presence, change.bias];
+                adjusts.push(change.token);
+                adjusts.extend(floats.map(f32::to_bits));
+            }
+            masks.extend_from_slice(mask);
+            empty.push(length == 0 || (draw.mask.is_some() && !any_below(mask, length)));
+        }
+        let adjusts_at = records.len();
+        let masks_at = adjusts_at + adjusts.len();
+        let words = [records, adjusts, masks].concat();
+        Self { words, adjusts_at, masks_at, empty }
+    }
+}
+
+/// Is a bit below `length` set?
+fn any_below(mask: &[u32], length: usize) -> bool {
+    let in_word = |word: usize| u32::MAX >> (32 - (length - 32 * word).min(32));
+    mask.iter().enumerate().any(|(at, bits)| bits & in_word(at) != 0)
+}
+
+/// Where the parts of `Scratch` lie; sizes in bytes per draw, in the order of the struct.
+fn scratch_words(base: u64, draws: usize, blocks: usize) -> (usize, [u64; 8]) {
+    let chunks = blocks * IDS / CHUNK;
+    let sizes = [4 * chunks * CHUNK, 4 * chunks, 4 * chunks, 4 * blocks, 8 * blocks, 8 * blocks, 8 * blocks];
+    let (mut words, mut at) = ([0; 8], 0);
+    for (word, size) in words.iter_mut().zip(sizes) {
+        *word = base + at as u64;
+        at += (draws * size).next_multiple_of(256);
+    }
+    words[7] = chunks as u64 | (blocks as u64) << 32;
+    (at, words)
+}
 
 impl Cuda {
     /// [`crate::Device::draw`] after a flush.
-    pub(super) fn draw_rows(&mut self, _logits: Buffer, _draws: &[Draw]) -> Result<Vec<Drawn>> {
-        Err(DeviceError::Failed { stage: "draw", message: "not yet on CUDA; use --device cpu".into() })
+    pub(super) fn draw_rows(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
+        let rows = self.tables.planes[logits.0 as usize].rows_max;
+        let failed = |message: String| Err(DeviceError::Failed { stage: "draw", message });
+        if let Some(draw) = draws.iter().find(|draw| draw.row >= rows) {
+            return failed(format!("row {} of a buffer of {rows}", draw.row));
+        }
+        if let Some(draw) = draws.iter().find(|draw| draw.top_logprobs > TOP_MAX) {
+            return failed(format!("{} best tokens asked for, at most {TOP_MAX}", draw.top_logprobs));
+        }
+        let mut drawn = Vec::with_capacity(draws.len());
+        for batch in draws.chunks(DRAWS_MAX) {
+            self.draw_batch(logits, batch, &mut drawn)?;
+        }
+        Ok(drawn)
     }
+
+    fn draw_batch(&mut self, logits: Buffer, draws: &[Draw], drawn: &mut Vec<Drawn>) -> Result {
+        let plane = &self.tables.planes[logits.0 as usize];
+        let (width, values) = (plane.width, plane.values.ptr());
+        let params = Params::of(draws, width);
+        let bytes: Vec<u8> = params.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let driver = self.driver.clone();
+        let base = room(&mut self.draws.params, &driver, bytes.len())?;
+        let blocks = width.div_ceil(IDS).max(1);
+        let (scratch_bytes, _) = scratch_words(0, draws.len(), blocks);
+        let scratch = room(&mut self.draws.scratch, &driver, scratch_bytes)?;
+        let (_, scratch) = scratch_words(scratch, draws.len(), blocks);
+        let top = draws.iter().map(|draw| draw.top_logprobs as usize).max().unwrap_or(0);
+        let stride = 4 + 2 * top;
+        let results = room(&mut self.draws.results, &driver, 4 * stride * draws.len())?;
+        driver.upload(base, &bytes)?;
+        let (adjusts, masks) = (base + 4 * params.adjusts_at as u64, base + 4 * params.masks_at as u64);
+        let of_rows = || Args::new().ptr(values).size(width).ptr(base);
+        let grid = [blocks as u32, draws.len() as u32, 1];
+        let launch = |name, grid, block, shared, args| {
+            let kernel = Kernel::new("draw.cu", name);
+            Launch { kernel, grid, block, shared, args }
+        };
+        let scores = of_rows().ptr(adjusts).ptr(masks).words(&scratch);
+        let choose = of_rows().ptr(masks).words(&scratch).ptr(results).size(stride);
+        let launches = [
+            launch("draw_scores", grid, 256, 0, scores),
+            launch("draw_weights", grid, 256, 0, of_rows().words(&scratch)),
+            launch("draw_choose", [draws.len() as u32, 1, 1], CHOOSE_THREADS, CHOOSE_SHARED, choose),
+        ];
+        let prepared =
+            launches.into_iter().map(|launch| self.kernels.prepare(launch)).collect::<Result<Vec<_>>>()?;
+        driver.launch(&prepared)?;
+        let words = self.draw_results(results, stride * draws.len())?;
+        for ((draw, words), empty) in draws.iter().zip(words.chunks_exact(stride)).zip(params.empty) {
+            drawn.push(result(draw, words, empty)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the results.
+    fn draw_results(&mut self, from: u64, words: usize) -> Result<Vec<u32>> {
+        let bytes = 4 * words;
+        let host = match self.draws.host.take() {
+            Some(host) if host.bytes().len() >= bytes => host,
+            _ => self.driver.pinned(bytes.next_power_of_two().max(4096))?,
+        };
+        let host = self.draws.host.insert(host);
+        self.driver.download_queued(from, host, bytes)?;
+        self.driver.synchronize()?;
+        let words = host.bytes()[..bytes].as_chunks::<4>().0;
+        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+}
+
+/// One draw's words (kernels/cuda/draw.cu, results).
+fn result(draw: &Draw, words: &[u32], empty: bool) -> Result<Drawn> {
+    if words[1] != 0 {
+        return Ok(Drawn { token: None, logprob: f32::NAN, top: Vec::new() });
+    }
+    if empty {
+        let message = format!("no token below {} may be drawn: the mask is empty", draw.vocabulary);
+        return Err(DeviceError::Failed { stage: "draw", message });
+    }
+    let best = words[4..].as_chunks::<2>().0.iter().take(words[3] as usize);
+    let top = best.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect();
+    Ok(Drawn { token: Some(words[0]), logprob: f32::from_bits(words[2]), top })
 }

@@ -7,6 +7,7 @@
 //! has a file of its name, here and in `kernels/cuda`.
 
 mod attention;
+mod check;
 mod command;
 mod compile;
 mod conv;
@@ -27,6 +28,8 @@ mod route;
 mod rows;
 mod sources;
 mod state;
+
+pub use check::{ARCHS, KernelReport, compile_all};
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -9,6 +9,7 @@ macro_rules! texts {
 /// Files with kernels, by name.
 pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
+    "draw.cu" => "cuda/draw.cu",
     "linear.cu" => "cuda/linear.cu",
     "experts.cu" => "cuda/experts.cu",
     "embed.cu" => "cuda/embed.cu",
@@ -25,3 +26,6 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "../shared/philox.h" => "shared/philox.h",
     "../shared/quantize.h" => "shared/quantize.h",
 };
+
+/// Files with the constants they are checked with when no card is there.
+pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[("rows.cu", &[]), ("draw.cu", &[])];
