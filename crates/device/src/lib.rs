@@ -20,7 +20,7 @@ pub use handles::{
     AttentionShape, Buffer, DeltaShape, DeltaState, ExpertsRef, KvForm, KvPool, KvShape, MatrixRef, Memory,
     Picks, Rotary, StatePool, VectorRef,
 };
-pub use open::open;
+pub use open::{OpenSettings, open};
 pub use stages::{Adjust, Device, Draw, Drawn};
 pub use step::{Row, Step, StepError, Window};
 

@@ -1,20 +1,50 @@
 //! Devices by name.
 
+use std::path::PathBuf;
+
 use crate::{
     Device, DeviceError,
     cpu::{Cpu, CpuSettings},
+    cuda::{self, Cuda, CudaSettings},
     reference::Reference,
 };
 
-/// Opens the device `name`: `cpu`, `reference`, or `auto` for the best one here.
-pub fn open(name: &str, settings: CpuSettings) -> Result<Box<dyn Device>, DeviceError> {
+/// What devices are opened with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenSettings {
+    /// Threads and instruction set of work on the host.
+    pub cpu: CpuSettings,
+    /// Folder for compiled kernels of other devices; `None` compiles them in every process.
+    pub kernel_cache: Option<PathBuf>,
+    /// Device memory that `auto` asks of a card before it takes it: weights, caches and activations.
+    pub memory: u64,
+}
+
+impl From<CpuSettings> for OpenSettings {
+    fn from(cpu: CpuSettings) -> Self {
+        Self { cpu, kernel_cache: None, memory: 0 }
+    }
+}
+
+/// Opens the device `name`: `cpu`, `reference`, `cuda:N` for the card N of this machine, or `auto` for the best
+/// one here: the first card with room for [`OpenSettings::memory`], else the processor.
+pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Device>, DeviceError> {
+    let settings = settings.into();
+    let card = |ordinal| CudaSettings { ordinal, kernel_cache: settings.kernel_cache.clone(), graphs: true };
     match name {
-        "auto" | "cpu" => Ok(Box::new(Cpu::new(settings))),
-        "reference" => Ok(Box::new(Reference::new(settings.threads))),
-        _ => Err(DeviceError::Unavailable {
-            name: name.into(),
-            reason: "devices here: auto, cpu, reference".into(),
+        "cpu" => Ok(Box::new(Cpu::new(settings.cpu))),
+        "reference" => Ok(Box::new(Reference::new(settings.cpu.threads))),
+        "auto" => Ok(match cuda::card_with_room(settings.memory) {
+            Some(ordinal) => Box::new(Cuda::open(card(ordinal))?),
+            None => Box::new(Cpu::new(settings.cpu)),
         }),
+        _ => match name.strip_prefix("cuda:").map(str::parse) {
+            Some(Ok(ordinal)) => Ok(Box::new(Cuda::open(card(ordinal))?)),
+            _ => Err(DeviceError::Unavailable {
+                name: name.into(),
+                reason: "devices: auto, cpu, reference, cuda:0 (cuda:1 for the second card)".into(),
+            }),
+        },
     }
 }
 
@@ -26,11 +56,19 @@ mod tests {
     #[test]
     fn devices_open_by_name() {
         let settings = CpuSettings { threads: 2, isa: Isa::detect() };
-        for (name, begins) in [("cpu", "cpu ("), ("auto", "cpu ("), ("reference", "reference")] {
+        for (name, begins) in [("cpu", "cpu ("), ("reference", "reference")] {
             let device = open(name, settings).expect("there everywhere");
             assert!(device.name().starts_with(begins), "{}", device.name());
         }
-        let error = open("abacus", settings).err().expect("no such device").to_string();
-        assert!(error.contains("abacus") && error.contains("auto, cpu, reference"), "{error}");
+        for name in ["abacus", "cuda", "cuda:x", "cuda:-1"] {
+            let error = open(name, settings).err().expect("no such device").to_string();
+            assert!(error.contains(name) && error.contains("auto, cpu, reference"), "{error}");
+        }
+        // No machine has that many; without a driver the error says so.
+        let error = open("cuda:999", settings).err().expect("no such card").to_string();
+        assert!(error.contains("cuda:999") && (error.contains("driver") || error.contains("cards")), "{error}");
+        // A machine without a card, and one whose cards are too small, fall back.
+        let device = open("auto", OpenSettings { memory: u64::MAX, ..settings.into() }).expect("falls back");
+        assert!(device.name().starts_with("cpu ("), "{}", device.name());
     }
 }

@@ -343,6 +343,7 @@ impl Device for Cuda {
 
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         self.check_places("conv", pool)?;
+        self.tables.states[pool.0 as usize].make_room(&self.step)?;
         self.check_rows("conv", self.shape.rows, &[x, out])?;
         self.record(Command::Conv { x, taps, pool, out })
     }
@@ -358,6 +359,7 @@ impl Device for Cuda {
         out: Buffer,
     ) -> Result {
         self.check_places("delta_rule", pool)?;
+        self.tables.states[pool.0 as usize].make_room(&self.step)?;
         self.check_rows("delta_rule", self.shape.rows, &[mixed, a, b, out])?;
         let kept = &mut self.kept[pool.0 as usize];
         for window in self.step.windows() {
@@ -382,11 +384,7 @@ impl Device for Cuda {
         shape: AttentionShape,
         q: Buffer,
     ) -> Result {
-        let positions = self.tables.rotaries[rotary.0 as usize].positions();
-        let outside = |p: &&u32| **p as usize >= positions;
-        if let Some(p) = self.step.rows().iter().flat_map(|row| &row.position).find(outside) {
-            return failed("qk_norm_rope", format!("position {p} of a table of {positions}"));
-        }
+        self.tables.rotaries[rotary.0 as usize].check(&self.step)?;
         self.check_rows("qk_norm_rope", self.shape.rows, &[qg, k, q])?;
         let eps = eps.to_bits();
         self.record(Command::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q })

@@ -78,6 +78,17 @@ pub struct Cuda {
     pages: Vec<usize>,
 }
 
+/// The first card with at least `bytes` of free memory; `None` also where kernels cannot be compiled. Asking for
+/// nothing finds none: who does not know what is needed runs on the processor.
+pub fn card_with_room(bytes: u64) -> Option<usize> {
+    let cards = driver::cards().ok().filter(|_| bytes > 0)?;
+    compile::nvrtc_version().ok()?;
+    (0..cards).find(|&ordinal| {
+        let free = Card::open(ordinal).and_then(|card| card.memory());
+        free.is_ok_and(|(free, _)| free >= bytes)
+    })
+}
+
 impl Cuda {
     /// Opens a card, or says why there is none.
     pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
