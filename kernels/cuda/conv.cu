@@ -1,6 +1,11 @@
 // Causal depthwise convolution and silu (crates/device/src/cpu/conv.rs). A thread has one channel.
 #include "states.cuh"
 
+// Taps of the convolution, a constant of the compilation.
+#ifndef CONV_TAPS
+#define CONV_TAPS 4
+#endif
+
 // The output of `row` of a window: inputs under the taps from its ancestors, then from the state.
 template <int TAPS>
 SHARED float conv_output(const StepTables& step, const StepWindow& window, uint row, const float* x, uint c,
@@ -58,35 +63,18 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
     if (advance && window.commit) conv_shift<TAPS>(window, x, c, channel, state);
 }
 
-// Taps 1 to 8 as compile-time constants.
-#define FOR_TAPS(taps, CALL)                                                                                      \
-    switch (taps) {                                                                                               \
-        case 1: CALL(1); break;                                                                                   \
-        case 2: CALL(2); break;                                                                                   \
-        case 3: CALL(3); break;                                                                                   \
-        case 4: CALL(4); break;                                                                                   \
-        case 5: CALL(5); break;                                                                                   \
-        case 6: CALL(6); break;                                                                                   \
-        case 7: CALL(7); break;                                                                                   \
-        default: CALL(8); break;                                                                                  \
-    }
-
 // Small windows: grid [channel blocks, 1, windows]. Every thread takes all rows of its window, then advances.
 extern "C" __global__ void __launch_bounds__(256)
 conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out) {
     start_next_launch();
-#define CALL(T) conv_rows<T>(step, pool, x, taps, out, 0, 0xffffffffu >> 1, true)
-    FOR_TAPS(pool.taps, CALL)
-#undef CALL
+    conv_rows<CONV_TAPS>(step, pool, x, taps, out, 0, 0x7fffffffu, true);
 }
 
 // Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows.
 extern "C" __global__ void __launch_bounds__(256)
 conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
     start_next_launch();
-#define CALL(T) conv_rows<T>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false)
-    FOR_TAPS(pool.taps, CALL)
-#undef CALL
+    conv_rows<CONV_TAPS>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false);
 }
 
 // Grid [channel blocks, 1, windows].
@@ -96,8 +84,6 @@ extern "C" __global__ void __launch_bounds__(256) conv_advance(StepTables step, 
     uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
     const StepWindow window = step.windows[blockIdx.z];
     if (channel >= c || !window.commit) return;
-    float* state = pool.conv + (ulong)window.place * (pool.taps - 1) * c;
-#define CALL(T) conv_shift<T>(window, x, c, channel, state)
-    FOR_TAPS(pool.taps, CALL)
-#undef CALL
+    float* state = pool.conv + (ulong)window.place * (CONV_TAPS - 1) * c;
+    conv_shift<CONV_TAPS>(window, x, c, channel, state);
 }

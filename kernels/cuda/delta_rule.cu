@@ -2,6 +2,12 @@
 // walks the tokens of a window with the state in registers.
 #include "states.cuh"
 
+// Groups of 16 key indices, rounded up to a power of two, and the key dimension if it is exactly that (else 0):
+// constants of the compilation.
+#ifndef DELTA_STEPS
+#define DELTA_STEPS 8
+#define DELTA_KEY_DIM 128
+#endif
 #define FULL 0xffffffffu
 // Longer windows are delta_scan's.
 #define WINDOW_ROWS 32
@@ -210,10 +216,9 @@ template <int STEPS, int DK>
 SHARED void delta_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in) {
     uint lane = threadIdx.x % 32, units = units_of(pool);
     uint at = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (at >= pool.value_heads * units) return;
-    uint head = at / units, unit = at % units, column = unit * 4 + lane % 4;
     const StepWindow window = step.windows[blockIdx.y];
-    if (window.rows > WINDOW_ROWS) return;
+    if (at >= pool.value_heads * units || window.rows > WINDOW_ROWS) return wait_for_launches_before();
+    uint head = at / units, unit = at % units, column = unit * 4 + lane % 4;
     float* home = unit_at(pool, window.place, head, unit);
     Unit<STEPS> state;
     load_unit<STEPS>(state, home);
@@ -234,17 +239,10 @@ SHARED void delta_window(const StepTables& step, const DeltaPool& pool, const De
 }
 
 // Small windows: grid [blocks of 8 units, windows], 256 threads.
-#define DELTA_WINDOW(NAME, STEPS, DK)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) NAME(StepTables step, DeltaPool pool, DeltaInputs in) {     \
-        start_next_launch();                                                                                      \
-        delta_window<STEPS, DK>(step, pool, in);                                                                  \
-    }
-DELTA_WINDOW(delta_window_128, 8, 128)
-DELTA_WINDOW(delta_window_16, 1, 0)
-DELTA_WINDOW(delta_window_32, 2, 0)
-DELTA_WINDOW(delta_window_64, 4, 0)
-DELTA_WINDOW(delta_window_any_128, 8, 0)
-DELTA_WINDOW(delta_window_256, 16, 0)
+extern "C" __global__ void __launch_bounds__(256) delta_window(StepTables step, DeltaPool pool, DeltaInputs in) {
+    start_next_launch();
+    delta_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in);
+}
 
 // Long windows: delta_prepare normalizes keys and queries once, delta_scan walks the tokens.
 struct Prepared {
@@ -424,37 +422,28 @@ SHARED void delta_scan(const StepTables& step, const DeltaPool& pool, const Delt
     if (inside) store_unit<STEPS>(state, home);
 }
 
-#define DELTA_SCAN(SUFFIX, STEPS, DK)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                             \
-    delta_prepare_##SUFFIX(DeltaPool pool, DeltaInputs in, Prepared to) {                                         \
-        start_next_launch();                                                                                      \
-        wait_for_launches_before();                                                                               \
-        delta_prepare<STEPS, DK>(pool, in, to);                                                                   \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                             \
-    delta_scan_##SUFFIX(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {                         \
-        start_next_launch();                                                                                      \
-        wait_for_launches_before();                                                                               \
-        delta_scan<STEPS, DK>(step, pool, in, from);                                                              \
-    }
-DELTA_SCAN(128, 8, 128)
-DELTA_SCAN(16, 1, 0)
-DELTA_SCAN(32, 2, 0)
-DELTA_SCAN(64, 4, 0)
-DELTA_SCAN(any_128, 8, 0)
-DELTA_SCAN(256, 16, 0)
+extern "C" __global__ void __launch_bounds__(256) delta_prepare(DeltaPool pool, DeltaInputs in, Prepared to) {
+    start_next_launch();
+    wait_for_launches_before();
+    delta_prepare<DELTA_STEPS, DELTA_KEY_DIM>(pool, in, to);
+}
 
-// One place of one layer that keeps rows of its last uncommitted window.
-struct KeepJob {
-    DeltaPool pool;
+extern "C" __global__ void __launch_bounds__(256)
+delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
+    start_next_launch();
+    wait_for_launches_before();
+    delta_scan<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);
+}
+
+// A place of a layer that keeps rows of its last uncommitted window.
+struct Keep {
     uint place;
-    uint rows;  // bit j: window row j is real
+    uint count;
+    const uint* rows;
 };
 
-// Replays kept rows. Grid [blocks of 8 units, then blocks of 256 channels of the convolution; jobs].
 template <int STEPS, int DK>
-SHARED void keep_units(const KeepJob& job) {
-    const DeltaPool& pool = job.pool;
+SHARED void keep_units(const DeltaPool& pool, const Keep& job) {
     uint lane = threadIdx.x % 32, units = units_of(pool);
     uint at = blockIdx.x * 8 + threadIdx.x / 32;
     if (at >= pool.value_heads * units) return;
@@ -463,8 +452,8 @@ SHARED void keep_units(const KeepJob& job) {
     float* home = unit_at(pool, job.place, head, unit);
     Unit<STEPS> state;
     load_unit<STEPS>(state, home);
-    for (uint rows = job.rows; rows != 0; rows &= rows - 1) {
-        KeptRow kept = kept_row(pool, job.place, __ffs((int)rows) - 1);
+    for (uint i = 0; i < job.count; i++) {
+        KeptRow kept = kept_row(pool, job.place, job.rows[i]);
         float k[2 * STEPS];
         load_spread<STEPS, DK>(k, kept.keys + key_head * pool.key_dim, pool.key_dim);
         float v = column < pool.value_dim ? kept.values[head * pool.value_dim + column] : 0.0f;
@@ -474,33 +463,34 @@ SHARED void keep_units(const KeepJob& job) {
     store_unit<STEPS>(state, home);
 }
 
-SHARED void keep_conv(const KeepJob& job, uint block) {
-    const DeltaPool& pool = job.pool;
+SHARED void keep_conv(const DeltaPool& pool, const Keep& job, uint block) {
     uint channel = block * 256 + threadIdx.x, c = channels_of(pool);
-    if (channel >= c) return;
+    if (channel >= c || pool.taps < 2) return;
     float* state = pool.conv + (ulong)job.place * (pool.taps - 1) * c + channel;
-    for (uint rows = job.rows; pool.taps > 1 && rows != 0; rows &= rows - 1) {
-        for (uint i = 0; i + 2 < pool.taps; i++) state[i * c] = state[(i + 1) * c];
-        state[(pool.taps - 2) * c] = kept_row(pool, job.place, __ffs((int)rows) - 1).conv[channel];
+    for (uint i = 0; i < job.count; i++) {
+        for (uint tap = 0; tap + 2 < pool.taps; tap++) state[tap * c] = state[(tap + 1) * c];
+        state[(pool.taps - 2) * c] = kept_row(pool, job.place, job.rows[i]).conv[channel];
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) state_keep(const KeepJob* jobs) {
-    start_next_launch();
+// Places of layers; `words` of each is the place, a count, then that many rows.
+struct KeepJobs {
+    struct Job {
+        DeltaPool pool;
+        const uint* words;
+    } jobs[32];
+};
+
+// Replays kept rows. Grid [blocks of 8 units, then blocks of 256 channels of the convolution; jobs], 256 threads. The
+// next launch may read states before it waits, so it starts when this one ends.
+extern "C" __global__ void __launch_bounds__(256) state_keep(const __grid_constant__ KeepJobs list) {
     wait_for_launches_before();
-    const KeepJob job = jobs[blockIdx.y];
-    uint blocks = (job.pool.value_heads * units_of(job.pool) + 7) / 8;
-    if (blockIdx.x >= blocks) return keep_conv(job, blockIdx.x - blocks);
-    switch (steps_of(job.pool)) {
-        case 1: keep_units<1, 0>(job); break;
-        case 2: keep_units<2, 0>(job); break;
-        case 4: keep_units<4, 0>(job); break;
-        case 8:
-            if (job.pool.key_dim == 128)
-                keep_units<8, 128>(job);
-            else
-                keep_units<8, 0>(job);
-            break;
-        default: keep_units<16, 0>(job); break;
-    }
+    const DeltaPool pool = list.jobs[blockIdx.y].pool;
+    const uint* words = list.jobs[blockIdx.y].words;
+    Keep job{words[0], words[1], words + 2};
+    uint blocks = (pool.value_heads * units_of(pool) + 7) / 8;
+    if (blockIdx.x < blocks)
+        keep_units<DELTA_STEPS, DELTA_KEY_DIM>(pool, job);
+    else
+        keep_conv(pool, job, blockIdx.x - blocks);
 }

@@ -61,7 +61,7 @@ impl BlockLayout {
     }
 
     /// Byte of K's `dim` of `key`.
-    fn k_at(self, digit: usize, key: usize, dim: usize) -> usize {
+    pub(crate) fn k_at(self, digit: usize, key: usize, dim: usize) -> usize {
         digit * self.k_plane()
             + (key / LANES * self.pairs() + dim / 2) * PANEL_STEP
             + key % LANES * 2
@@ -69,7 +69,7 @@ impl BlockLayout {
     }
 
     /// Byte of V's `dim` of `key`.
-    fn v_at(self, digit: usize, key: usize, dim: usize) -> usize {
+    pub(crate) fn v_at(self, digit: usize, key: usize, dim: usize) -> usize {
         self.digits * self.k_plane()
             + digit * self.v_plane()
             + (dim / LANES * (PAGE_TOKENS / 2) + key / 2) * PANEL_STEP

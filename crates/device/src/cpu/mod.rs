@@ -14,7 +14,7 @@ mod draw;
 pub(crate) mod experts;
 mod gates;
 pub(crate) mod isa;
-mod kv;
+pub(crate) mod kv;
 pub(crate) mod linear;
 pub(crate) mod math;
 mod norm;

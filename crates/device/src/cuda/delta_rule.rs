@@ -1,19 +1,65 @@
-//! The stage `delta_rule` on CUDA.
+//! The stage `delta_rule` on CUDA (`kernels/cuda/delta_rule.cu`).
+//!
+//! Windows of up to [`WINDOW_ROWS`] rows are one launch that does everything; longer ones get their keys, queries
+//! and gates prepared first.
 
 use super::driver::Result;
+use super::launch::Args;
 use super::lower::Lowering;
-use crate::{Buffer, DeviceError, StatePool, VectorRef};
+use super::state::States;
+use crate::{Buffer, StatePool, VectorRef};
+
+const BLOCK: u32 = 256;
+/// `WINDOW_ROWS` of the kernels.
+const WINDOW_ROWS: usize = 32;
+
+/// The kernels' `DeltaInputs`.
+struct Inputs([u64; 7]);
+
+impl Inputs {
+    fn new(
+        c: &mut Lowering<'_>,
+        states: &States,
+        [mixed, a, b, out]: [Buffer; 4],
+        decay: VectorRef,
+        dt_bias: VectorRef,
+    ) -> Self {
+        // The f32 nearest to 1/sqrt(Dk).
+        let scale = (1.0 / (states.shape.key_dim as f64).sqrt()) as f32;
+        let (mixed, a, b, out) = (c.plane(mixed), c.plane(a), c.plane(b), c.output(out));
+        let (decay, dt_bias) = (c.vector(decay).0, c.vector(dt_bias).0);
+        Self([mixed.ptr, a.ptr, b.ptr, decay, dt_bias, out.ptr, scale.to_bits() as u64])
+    }
+}
 
 /// [`crate::Device::delta_rule`].
 pub(super) fn lower(
-    _c: &mut Lowering<'_>,
-    _mixed: Buffer,
-    _a: Buffer,
-    _b: Buffer,
-    _decay: VectorRef,
-    _dt_bias: VectorRef,
-    _pool: StatePool,
-    _out: Buffer,
+    c: &mut Lowering<'_>,
+    mixed: Buffer,
+    a: Buffer,
+    b: Buffer,
+    decay: VectorRef,
+    dt_bias: VectorRef,
+    pool: StatePool,
+    out: Buffer,
 ) -> Result {
-    Err(DeviceError::Failed { stage: "delta_rule", message: "not yet on CUDA; use --device cpu".into() })
+    let (states, shape) = (c.states(pool), c.shape());
+    let inputs = Inputs::new(c, &states, [mixed, a, b, out], decay, dt_bias);
+    let long = shape.window_rows > WINDOW_ROWS;
+    if !long || shape.windows > 1 {
+        let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0);
+        c.launch(states.kernel("delta_window"), [states.unit_blocks(), shape.windows, 1], BLOCK, args);
+    }
+    if !long {
+        return Ok(());
+    }
+    let of = states.shape;
+    let qk = c.scratch("delta keys and queries", 4 * shape.rows * of.key_heads * 2 * states.spread())?;
+    let gates = c.scratch("delta gates", 4 * shape.rows * of.value_heads * 2)?;
+    let prepared = [qk, gates];
+    let args = Args::new().words(&states.words()).words(&inputs.0).words(&prepared);
+    c.launch(states.kernel("delta_prepare"), [shape.rows, 1, 1], BLOCK, args);
+    let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0).words(&prepared);
+    c.launch(states.kernel("delta_scan"), [states.head_blocks(), shape.windows, 1], BLOCK, args);
+    Ok(())
 }

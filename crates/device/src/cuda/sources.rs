@@ -13,6 +13,13 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "linear.cu" => "cuda/linear.cu",
     "experts.cu" => "cuda/experts.cu",
     "embed.cu" => "cuda/embed.cu",
+    "conv.cu" => "cuda/conv.cu",
+    "delta_rule.cu" => "cuda/delta_rule.cu",
+    "state.cu" => "cuda/state.cu",
+    "rope.cu" => "cuda/rope.cu",
+    "kv.cu" => "cuda/kv.cu",
+    "attention.cu" => "cuda/attention.cu",
+    "route.cu" => "cuda/route.cu",
 };
 
 /// Files that others include, by the name they are included with.
@@ -22,6 +29,10 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "quantize.cuh" => "cuda/quantize.cuh",
     "linear.cuh" => "cuda/linear.cuh",
     "linear_decode.cuh" => "cuda/linear_decode.cuh",
+    "states.cuh" => "cuda/states.cuh",
+    "kv.cuh" => "cuda/kv.cuh",
+    "attention.cuh" => "cuda/attention.cuh",
+    "route.cuh" => "cuda/route.cuh",
     "../shared/math.h" => "shared/math.h",
     "../shared/philox.h" => "shared/philox.h",
     "../shared/quantize.h" => "shared/quantize.h",
