@@ -3,7 +3,10 @@
 //! They need a card: `cargo test --release -p device --test cuda -- --ignored --test-threads=1`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod attention;
+mod delta_net;
 mod draw;
+mod matrices;
 mod rows;
 
 use std::time::Instant;
@@ -151,7 +154,6 @@ pub(crate) fn read(device: &mut dyn Device, buffer: Buffer, n: usize) -> Vec<f32
 }
 
 /// A window over its own pages, from `page` on.
-#[allow(dead_code, reason = "for the stages of sequences")]
 pub(crate) fn window(place: u32, first: usize, rows: usize, start: usize, page: u32, commit: bool) -> Window {
     let pages = (0..((start + rows).div_ceil(PAGE_TOKENS)) as u32).map(|i| page + i).collect();
     Window { place, first, rows, start, pages, parents: None, commit }
@@ -164,6 +166,11 @@ pub(crate) fn step(windows: Vec<Window>) -> Step {
         rows.extend((0..window.rows).map(|row| Row { token: None, position: [window.index(row) as u32; 3] }));
     }
     Step::new(rows, windows).unwrap()
+}
+
+/// A random tree of `rows` rows, some of them roots.
+pub(crate) fn tree(noise: &mut Noise, rows: usize) -> Vec<Option<u32>> {
+    (0..rows).map(|row| noise.below(row + 1).checked_sub(1).map(|parent| parent as u32)).collect()
 }
 
 /// Seconds of one call, the best of `reps`, each with `calls` of them in a list that is waited for.
