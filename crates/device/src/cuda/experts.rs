@@ -6,9 +6,11 @@ use quant::Matrix;
 
 use super::driver::{Driver, Result};
 use super::launch::{Args, Launch};
-use super::linear::{Block, Places, block_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair};
-use super::lower::Lowering;
-use super::memory::DeviceMemory;
+use super::linear::{
+    Block, Places, TILE_OUTPUTS, block_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
+};
+use super::lower::{Lowering, PlaneRef};
+use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, SLICE, TILE};
 use crate::{Buffer, DeviceError, ExpertsRef, Picks};
 
@@ -16,6 +18,10 @@ use crate::{Buffer, DeviceError, ExpertsRef, Picks};
 const KINDS_MAX: usize = 8;
 /// Up to this many pairs the blocks find their pairs themselves (experts.cu, `SHARE_MAX`).
 const UNLISTED_MAX: usize = 256;
+/// Up to this many rows a launch has the decode form.
+const DECODE_ROWS_MAX: usize = 64;
+/// Rows of a tile where nobody reads the tiles.
+const UNLISTED_TILE: usize = 128;
 /// Most warps of a block of `experts_hidden` per matrix.
 const WARPS_MAX: usize = 8;
 
@@ -27,21 +33,30 @@ pub(super) struct PackedExperts {
     kinds: Vec<Kind>,
     /// Group lengths of gate and up.
     groups: Vec<usize>,
+    /// Group lengths of down.
+    inner_groups: Vec<usize>,
     memory: DeviceMemory,
     /// `ExpertMatrix` `[gate, up, down][experts]`.
     table: DeviceMemory,
 }
 
 impl PackedExperts {
-    pub(super) fn new(driver: &Arc<dyn Driver>, gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<Self> {
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        gate: &[Matrix],
+        up: &[Matrix],
+        down: &[Matrix],
+    ) -> Result<Self> {
         let all: Vec<&Matrix> = gate.iter().chain(up).chain(down).collect();
         let kind = |matrix: &&Matrix| Kind::of(matrix.encoding());
         let kinds = kinds_of(all.iter().map(kind));
         if kinds.len() > KINDS_MAX {
-            let message = format!("{} ways of storing in one layer's experts, at most {KINDS_MAX}", kinds.len());
+            let message =
+                format!("{} ways of storing in one layer's experts, at most {KINDS_MAX}", kinds.len());
             return Err(DeviceError::Failed { stage: "experts", message });
         }
         let groups = groups_of(&kinds_of(all[..2 * gate.len()].iter().map(kind)));
+        let inner_groups = groups_of(&kinds_of(down.iter().map(|matrix| Kind::of(matrix.encoding()))));
         let (width, inner) = (gate[0].cols(), gate[0].rows());
         let (bytes, places) = packing::pack(&all);
         let memory = DeviceMemory::of(driver, "experts", &bytes)?;
@@ -56,12 +71,17 @@ impl PackedExperts {
             table.extend(form_of(&groups, kind).to_le_bytes());
         }
         let table = DeviceMemory::of(driver, "experts", &table)?;
-        Ok(Self { count: gate.len(), width, inner, kinds, groups, memory, table })
+        Ok(Self { count: gate.len(), width, inner, kinds, groups, inner_groups, memory, table })
     }
 
     /// Bytes held.
     pub(super) fn bytes(&self) -> usize {
         self.memory.bytes() + self.table.bytes()
+    }
+
+    /// The prompt form wants integer codes everywhere, and one length of groups of hidden values.
+    fn has_prompt_form(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.group().is_some()) && self.inner_groups.len() == 1
     }
 }
 
@@ -76,9 +96,20 @@ struct Call {
 }
 
 impl Call {
-    fn args(&self, experts: &PackedExperts, slices: usize, raw_at: usize, tiles: usize, places: &Places) -> Args {
+    fn args(
+        &self,
+        experts: &PackedExperts,
+        slices: usize,
+        raw_at: usize,
+        tiles: usize,
+        places: &Places,
+    ) -> Args {
         let mut words = self.words.clone();
-        words.extend([pair(experts.inner, slices), pair(self.listed as usize, raw_at), pair(self.chunk, tiles)]);
+        words.extend([
+            pair(experts.inner, slices),
+            pair(self.listed as usize, raw_at),
+            pair(self.chunk, tiles),
+        ]);
         words.extend(places.words());
         Args::new().words(&words)
     }
@@ -100,6 +131,9 @@ pub(super) fn lower(
     let (ids, _, k) = c.picks(picks);
     let pairs = rows * k;
     let codes = experts.groups.iter().map(|&group| c.codes(x, rows, group)).collect::<Result<Vec<_>>>()?;
+    if rows > DECODE_ROWS_MAX && experts.has_prompt_form() {
+        return prompt(c, &experts, &codes, ids, (rows, k), c.plane(x), out);
+    }
     let hidden = c.scratch("experts_hidden", 4 * pairs * experts.inner)?;
     let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
     let order = c.scratch("experts_order", 4 * pairs)?;
@@ -110,18 +144,29 @@ pub(super) fn lower(
     let class = if rows == 1 { 1 } else { 8 };
     let call = Call { words, pairs, listed: pairs > UNLISTED_MAX, chunk: rows.min(class), class };
     if call.listed {
-        let places = Places::of(&hidden_block(&experts, &call, 1, 1));
-        c.push(Launch {
-            kernel: kernel_of("experts.cu", "experts_sort", &experts.kinds).define("ROWS", class),
-            grid: [1; 3],
-            block: 1024,
-            shared: 4 * experts.count as u32,
-            args: call.args(&experts, 0, 0, 0, &places),
-        });
+        let tiles = c.scratch("experts_tiles", tiles_bytes(&experts, pairs, UNLISTED_TILE))?;
+        sort(c, &experts, [ids, starts, order, tiles], pairs, UNLISTED_TILE);
     }
     lower_hidden(c, &experts, &call);
     lower_down(c, &experts, &call);
     Ok(())
+}
+
+/// Bytes of a list of tiles of `tile_rows` pairs.
+fn tiles_bytes(experts: &PackedExperts, pairs: usize, tile_rows: usize) -> usize {
+    8 * (1 + pairs / tile_rows + experts.count)
+}
+
+/// Lists pairs and tiles by expert. `at`: ids, starts, order, tiles.
+fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 4], pairs: usize, tile_rows: usize) {
+    let args = at.into_iter().fold(Args::new(), Args::ptr).size(pairs).size(experts.count).size(tile_rows);
+    c.push(Launch {
+        kernel: kernel_of("experts.cu", "experts_sort", &experts.kinds).define("ROWS", 8),
+        grid: [1; 3],
+        block: 1024,
+        shared: 4 * experts.count as u32,
+        args,
+    });
 }
 
 fn hidden_block<'a>(experts: &'a PackedExperts, call: &Call, warps: usize, sums: usize) -> Block<'a> {
@@ -156,7 +201,8 @@ fn lower_hidden(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
 fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let slices = experts.inner.div_ceil(SLICE);
     let (warps, tiles) = block_shape(experts.inner);
-    let block = Block { cols: experts.inner, staged: true, ..hidden_block(experts, call, warps, tiles * slices) };
+    let block =
+        Block { cols: experts.inner, staged: true, ..hidden_block(experts, call, warps, tiles * slices) };
     let places = Places::of(&block);
     let raw_at = places.bytes;
     let groups = groups_of(&experts.kinds).first().map_or(0, |&least| experts.inner.div_ceil(least));
@@ -173,4 +219,47 @@ fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
 fn grid(experts: &PackedExperts, call: &Call, outputs: usize, tiles: usize) -> [u32; 3] {
     let shares = if call.listed { experts.count } else { call.pairs };
     [outputs.div_ceil(tiles * TILE) as u32, shares as u32, 1]
+}
+
+/// All of a long prompt's rows: `kernels/cuda/experts_prompt.cu`.
+fn prompt(
+    c: &mut Lowering<'_>,
+    experts: &PackedExperts,
+    codes: &[Codes],
+    ids: u64,
+    (rows, k): (usize, usize),
+    x: PlaneRef,
+    out: Buffer,
+) -> Result {
+    let (pairs, group) = (rows * k, experts.inner_groups[0]);
+    let most = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).max().unwrap_or(0);
+    let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
+    let (tile_rows, shared, blocks) =
+        (least(Kind::tile_rows), most(Kind::tile_bytes), least(Kind::tile_blocks));
+    let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
+    let order = c.scratch("experts_order", 4 * pairs)?;
+    let tiles = c.scratch("experts_tiles", tiles_bytes(experts, pairs, tile_rows))?;
+    let gate_up = c.scratch("experts_gate_up", 8 * pairs * experts.inner)?;
+    let inner_codes = c.scratch("experts_inner_codes", 2 * pairs * experts.inner)?;
+    let units = c.scratch("experts_inner_units", 4 * pairs * experts.inner / group)?;
+    let sums = c.scratch("experts_inner_sums", 4 * pairs * experts.inner / group)?;
+    sort(c, experts, [ids, starts, order, tiles], pairs, tile_rows);
+    let mut words = vec![experts.table.ptr(), starts, order, tiles, gate_up, c.output(out).ptr];
+    words.extend(input_words(codes));
+    words.extend([inner_codes, units, sums, pair(pairs, k), pair(experts.count, x.width)]);
+    words.push(pair(experts.inner, tile_rows));
+    let places = (pairs / tile_rows + experts.count).min(pairs);
+    let launch = |name, grid: [usize; 3], shared: usize| Launch {
+        kernel: kernel_of("experts_prompt.cu", name, &experts.kinds)
+            .define("INNER_GROUP", group)
+            .define("BLOCKS", blocks),
+        grid: grid.map(|n| n as u32),
+        block: 256,
+        shared: shared as u32,
+        args: Args::new().words(&words),
+    };
+    c.push(launch("experts_gate_up", [2 * experts.inner.div_ceil(TILE_OUTPUTS), places, 1], shared));
+    c.push(launch("experts_inner", [pairs, 1, 1], 0));
+    c.push(launch("experts_down_prompt", [x.width.div_ceil(TILE_OUTPUTS), places, 1], shared));
+    Ok(())
 }

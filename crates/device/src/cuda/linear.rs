@@ -17,6 +17,10 @@ const MATRICES_MAX: usize = 8;
 const WARPS_MAX: usize = 8;
 /// Warps that a block should have at least.
 const WARPS_MIN: usize = 4;
+/// Up to this many rows a launch has the decode form.
+const DECODE_ROWS_MAX: usize = 32;
+/// Outputs of a block of the prompt form (linear_prompt.cuh).
+pub(super) const TILE_OUTPUTS: usize = 128;
 /// Codes of rows are staged in shared memory up to this many bytes; more are read where they are.
 const STAGED_MAX: usize = 64 << 10;
 
@@ -174,10 +178,61 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
     let input = c.plane(x);
     let targets: Vec<(Arc<PackedMatrix>, PlaneRef)> =
         to.iter().map(|&(matrix, out)| (c.matrix(matrix), c.output(out))).collect();
-    for targets in targets.chunks(MATRICES_MAX) {
-        decode(c, x, input, rows, targets)?;
+    if rows <= DECODE_ROWS_MAX {
+        return targets.chunks(MATRICES_MAX).try_for_each(|targets| decode(c, x, input, rows, targets));
+    }
+    for kind in kinds_of(targets.iter().map(|(matrix, _)| matrix.kind)) {
+        let targets: Vec<_> = targets.iter().filter(|(matrix, _)| matrix.kind == kind).collect();
+        match kind.group() {
+            Some(group) => {
+                let codes = c.codes(x, rows, group)?;
+                targets
+                    .chunks(MATRICES_MAX)
+                    .for_each(|targets| prompt(c, codes, input.width, rows, kind, targets));
+            }
+            None => targets.iter().for_each(|(matrix, out)| prompt_dense(c, input, rows, matrix, *out)),
+        }
     }
     Ok(())
+}
+
+/// A launch of the prompt form: matrices of one kind.
+fn prompt(
+    c: &mut Lowering<'_>,
+    codes: Codes,
+    cols: usize,
+    rows: usize,
+    kind: Kind,
+    targets: &[&(Arc<PackedMatrix>, PlaneRef)],
+) {
+    let mut words = vec![codes.codes, codes.units, codes.sums, pair(rows, cols), pair(targets.len(), 0)];
+    let mut blocks = 0;
+    for (matrix, out) in targets {
+        words.extend(matrix.packed());
+        words.extend([out.ptr, pair(matrix.rows, blocks)]);
+        blocks += matrix.rows.div_ceil(TILE_OUTPUTS);
+    }
+    words.resize(5 + 4 * MATRICES_MAX, 0);
+    c.push(Launch {
+        kernel: kernel_of("linear_prompt.cu", "linear_prompt", &[kind]).define("BLOCKS", kind.tile_blocks()),
+        grid: [blocks as u32, rows.div_ceil(kind.tile_rows()) as u32, 1],
+        block: 256,
+        shared: kind.tile_bytes() as u32,
+        args: Args::new().words(&words),
+    });
+}
+
+/// A launch of the prompt form of a dense matrix.
+fn prompt_dense(c: &mut Lowering<'_>, input: PlaneRef, rows: usize, matrix: &PackedMatrix, out: PlaneRef) {
+    let args = Args::new().ptr(input.ptr).ptr(matrix.packed()[1]).ptr(out.ptr);
+    c.push(Launch {
+        kernel: kernel_of("linear_dense.cu", "linear_dense", &[matrix.kind])
+            .define("DENSE_DTYPE", matrix.kind.dtype()),
+        grid: [matrix.rows.div_ceil(32) as u32, rows.div_ceil(16) as u32, 1],
+        block: 512,
+        shared: 64 << 10,
+        args: args.size(rows).size(matrix.cols).size(matrix.rows),
+    });
 }
 
 /// A launch of the decode form.

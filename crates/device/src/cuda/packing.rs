@@ -15,6 +15,8 @@ pub(super) const SLICE: usize = 1024;
 const SCALE_MIN: f32 = f32::from_bits((127 - 50) << 23);
 /// Alignment of the parts of an allocation.
 const ALIGN: usize = 256;
+/// Stages of the prompt form's pipeline (linear_prompt.cuh, `STAGES`).
+const PROMPT_STAGES: usize = 4;
 /// Tiles that one turn of a thread packs.
 const TILES_PER_TURN: usize = 16;
 
@@ -47,16 +49,49 @@ impl Kind {
         (self.0 & 15) as usize
     }
 
+    /// Number of a float type, as kernels know it.
+    pub(super) fn dtype(self) -> u32 {
+        self.0 >> 4 & 3
+    }
+
+    /// Bytes of scales and biases of one group of a tile.
+    fn group_bytes(self) -> usize {
+        let floats = if self.0 >> 6 & 1 == 1 { 2 } else { 1 };
+        TILE * floats * if self.dtype() == 2 { 4 } else { 2 }
+    }
+
     /// Bytes of a slice in a warp's shared memory; 0 for dense kinds.
     pub(super) fn slice_bytes(self) -> usize {
         let floats = if self.0 >> 6 & 1 == 1 { 2 } else { 1 };
         let size = if self.0 >> 4 & 3 == 2 { 4 } else { 2 };
-        self.group().map_or(0, |group| SLICE / STEP * 128 * self.bits() + SLICE / group * TILE * floats * size)
+        self.group()
+            .map_or(0, |group| SLICE / STEP * 128 * self.bits() + SLICE / group * TILE * floats * size)
     }
 
     /// Bytes that one row's units of a slice take in shared memory; 0 for dense kinds.
     pub(super) fn unit_bytes(self) -> usize {
         self.group().map_or(0, |group| SLICE / group * if self.bits() > 4 { 16 } else { 8 })
+    }
+}
+
+/// Tiles of the prompt form (linear_prompt.cuh, `TileShape`).
+impl Kind {
+    /// Rows of a tile.
+    pub(super) fn tile_rows(self) -> usize {
+        if self.group() == Some(128) || self.bits() > 4 { 64 } else { 128 }
+    }
+
+    /// Bytes of a block's shared memory.
+    pub(super) fn tile_bytes(self) -> usize {
+        let (rows, groups) = (self.tile_rows(), if self.group() == Some(32) { 2 } else { 1 });
+        let stage =
+            rows * 2 * STEP + 8 * 128 * self.bits() + 8 * groups * self.group_bytes() + groups * rows * 8;
+        PROMPT_STAGES * stage
+    }
+
+    /// Blocks that should share a processor: what registers allow.
+    pub(super) fn tile_blocks(self) -> usize {
+        if self.group() == Some(64) && self.bits() <= 4 { 2 } else { 1 }
     }
 }
 
@@ -140,7 +175,9 @@ fn jobs<'a>(sources: &[&'a Matrix], places: &[Place], bytes: &'a mut [u8]) -> Ve
         let tiles = source.rows().div_ceil(TILE);
         let codes = take(place.codes, code_bytes * tiles);
         let params = take(place.params, param_bytes * tiles);
-        let turns = codes.chunks_mut(code_bytes * TILES_PER_TURN).zip(params.chunks_mut(param_bytes * TILES_PER_TURN));
+        let turns = codes
+            .chunks_mut(code_bytes * TILES_PER_TURN)
+            .zip(params.chunks_mut(param_bytes * TILES_PER_TURN));
         for (turn, (codes, params)) in turns.enumerate() {
             let first = turn * TILES_PER_TURN;
             jobs.push(Job { source, tiles: first..tiles.min(first + TILES_PER_TURN), codes, params });

@@ -1,0 +1,453 @@
+//! Matrices and routed experts of the CUDA device: the CPU device's bits, and how fast they come.
+
+use std::time::Instant;
+
+use device::cuda::Cuda;
+use device::{Buffer, Device, MatrixRef};
+use quant::{Dtype, Encoding, Matrix, Scheme, Zero, bf16_from_f32, f16_from_f32};
+
+use super::{cpu, cuda};
+
+const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+
+/// A small generator for test data.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 32) as u32
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        ((self.bits() as u64 * n as u64) >> 32) as usize
+    }
+
+    fn signed(&mut self) -> f32 {
+        self.bits() as i32 as f32 / 2147483648.0
+    }
+
+    fn normal(&mut self) -> f32 {
+        (0..6).map(|_| self.signed()).sum::<f32>() * 0.7
+    }
+}
+
+fn floats(dtype: Dtype, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for value in values {
+        match dtype {
+            Dtype::Bf16 => bytes.extend(bf16_from_f32(value).to_le_bytes()),
+            Dtype::F16 => bytes.extend(f16_from_f32(value).to_le_bytes()),
+            Dtype::F32 => bytes.extend(value.to_le_bytes()),
+        }
+    }
+    bytes
+}
+
+/// Random codes, every tenth row of them all at an edge, and scales of which some are zero or too small to count.
+fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Matrix {
+    let row_bytes = cols / 8 * scheme.bits as usize;
+    let mut codes: Vec<u8> = (0..rows * row_bytes).map(|_| random.bits() as u8).collect();
+    for row in (0..rows).step_by(10) {
+        codes[row * row_bytes..(row + 1) * row_bytes].fill(if row % 20 == 0 { 0 } else { 0xff });
+    }
+    let scales: Vec<f32> = (0..rows * cols / scheme.group)
+        .map(|_| match random.below(40) {
+            0 => 0.0,
+            1 => 2f32.powi(-51),
+            2 => -2f32.powi(-50),
+            _ => random.signed() * 0.01,
+        })
+        .collect();
+    let middle = scheme.center() as f32 - 0.3;
+    let biases = match scheme.zero {
+        Zero::Affine => floats(scheme.scales, scales.iter().map(|s| -s * middle)),
+        Zero::Symmetric => Vec::new(),
+    };
+    let scales = floats(scheme.scales, scales);
+    Matrix::new(rows, cols, Encoding::Grouped(scheme), codes.into(), scales.into(), biases.into()).unwrap()
+}
+
+fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype) -> Matrix {
+    let values = floats(dtype, (0..rows * cols).map(|_| random.normal() * 0.03));
+    Matrix::dense(rows, cols, dtype, values.into()).unwrap()
+}
+
+/// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers, all codes at an edge.
+fn activations(random: &mut Random, rows: usize, cols: usize) -> Vec<f64> {
+    let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
+    for (row, x) in x.chunks_mut(cols).enumerate() {
+        let at = random.below(cols);
+        match row % 12 {
+            1 => x.fill(-0.0),
+            2 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-41)),
+            3 => x.iter_mut().for_each(|x| *x *= 2f32.powi(37)),
+            4 => x[at] = f32::NAN,
+            5 => x[at] = f32::NEG_INFINITY,
+            6 => x[at] = 2f32.powi(40),
+            7 => x.iter_mut().step_by(37).for_each(|x| *x *= 3000.0),
+            8 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-130)),
+            9 => x.fill(1f32.next_down()),
+            10 => x.fill(-1f32.next_down()),
+            _ => {}
+        }
+    }
+    x.into_iter().map(f64::from).collect()
+}
+
+/// Results of one device for the first `rows` rows.
+fn linear(
+    device: &mut dyn Device,
+    matrices: &[MatrixRef],
+    outs: &[Buffer],
+    sizes: &[usize],
+    x: Buffer,
+    rows: usize,
+) -> Vec<Vec<f32>> {
+    let to: Vec<_> = matrices.iter().copied().zip(outs.iter().copied()).collect();
+    for (&out, &size) in outs.iter().zip(sizes) {
+        device.write(out, 0, &vec![f64::NAN; rows * size]).unwrap();
+    }
+    device.linear(x, rows, &to).unwrap();
+    let read = |(&out, &size): (&Buffer, &usize)| {
+        let mut values = vec![0f32; rows * size];
+        device.read(out, 0, &mut values).unwrap();
+        values
+    };
+    outs.iter().zip(sizes).map(read).collect()
+}
+
+/// Counts and prints differing values instead of stopping at the first, so that one run on a card shows all.
+fn differences(found: &[f32], expected: &[f32], width: usize, what: &str) -> usize {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let differ = |at: &usize| {
+        let (f, e) = (found[*at], expected[*at]);
+        !(f.to_bits() == e.to_bits() || f.is_nan() && e.is_nan())
+    };
+    let all: Vec<usize> = (0..found.len()).filter(differ).collect();
+    if let Some(&at) = all.first() {
+        println!(
+            "{what}: {} of {} differ; first row {} output {}: {:e}, expected {:e}",
+            all.len(),
+            found.len(),
+            at / width,
+            at % width,
+            found[at],
+            expected[at]
+        );
+    }
+    all.len()
+}
+
+/// All matrices over one input, in one launch, against the CPU, for each row count.
+fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
+    let most = *counts.iter().max().unwrap();
+    let cols = matrices[0].cols();
+    let x = activations(&mut Random(seed), most, cols);
+    let sizes: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
+    let mut results = Vec::new();
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(cuda())];
+    for mut device in devices {
+        let refs: Vec<_> = matrices.iter().map(|m| device.matrix(m).unwrap()).collect();
+        let input = device.buffer(most, cols).unwrap();
+        let outs: Vec<_> = sizes.iter().map(|&size| device.buffer(most, size).unwrap()).collect();
+        device.write(input, 0, &x).unwrap();
+        results.push(
+            counts
+                .iter()
+                .map(|&rows| linear(&mut *device, &refs, &outs, &sizes, input, rows))
+                .collect::<Vec<_>>(),
+        );
+    }
+    let mut wrong = 0;
+    for (at, &rows) in counts.iter().enumerate() {
+        for (which, matrix) in matrices.iter().enumerate() {
+            let what = format!("{rows} rows, [{}, {}] {}", matrix.rows(), cols, matrix.encoding());
+            wrong += differences(&results[1][at][which], &results[0][at][which], matrix.rows(), &what);
+        }
+    }
+    wrong
+}
+
+/// Six matrices that together have every width; group length, zero and scales vary with `turn`.
+fn six(random: &mut Random, outputs: usize, cols: usize, groups: &[usize], turn: usize) -> Vec<Matrix> {
+    let make = |(at, bits)| {
+        let group = groups[(at + turn) % groups.len()];
+        let zero = if (at + turn) % 2 == 0 { Zero::Affine } else { Zero::Symmetric };
+        grouped(random, outputs, cols, Scheme { bits, group, zero, scales: DTYPES[(at + turn / 2) % 3] })
+    };
+    [2, 3, 4, 5, 6, 8].into_iter().enumerate().map(make).collect()
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn grouped_matrices_equal_the_cpu() {
+    let mut random = Random(1);
+    let groups = [32, 64, 128];
+    let mut wrong =
+        check(&six(&mut random, 40, 1664, &groups, 0), &[1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 64, 130], 7);
+    for turn in 1..3 {
+        wrong += check(&six(&mut random, 40, 1664, &groups, turn), &[1, 6, 50], 7);
+        println!("turn {turn}: {wrong} wrong");
+    }
+    // One slice; more slices than warps; several blocks of outputs.
+    for (outputs, cols) in [(24, 512), (24, 10 * 1024 + 128), (300, 1024)] {
+        wrong += check(&six(&mut random, outputs, cols, &groups, 0), &[1, 4, 11, 40], 8);
+        println!("{cols} columns: {wrong} wrong");
+    }
+    // Half steps.
+    wrong += check(&six(&mut random, 24, 96, &[32], 0), &[1, 4, 40], 8);
+    assert_eq!(wrong, 0);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn dense_and_mixed_matrices_equal_the_cpu() {
+    let mut random = Random(2);
+    let mut wrong = 0;
+    for cols in [50, 520, 2048] {
+        let matrices = DTYPES.map(|dtype| dense(&mut random, 41, cols, dtype));
+        wrong += check(&matrices, &[1, 2, 5, 16, 17, 64, 100], 9);
+    }
+    let scheme = |bits| Scheme { bits, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+    let matrices = [
+        grouped(&mut random, 256, 2048, scheme(8)),
+        grouped(&mut random, 512, 2048, scheme(4)),
+        dense(&mut random, 32, 2048, Dtype::Bf16),
+        grouped(&mut random, 1, 2048, scheme(8)),
+    ];
+    wrong += check(&matrices, &[1, 4, 8, 32, 200], 10);
+    assert_eq!(wrong, 0);
+}
+
+/// Experts of one layer.
+struct Layer {
+    gate: Vec<Matrix>,
+    up: Vec<Matrix>,
+    down: Vec<Matrix>,
+}
+
+impl Layer {
+    fn new(experts: usize, mut make: impl FnMut(usize, bool) -> Matrix) -> Self {
+        let mut kind = |down: bool| (0..experts).map(|expert| make(expert, down)).collect();
+        Self { gate: kind(false), up: kind(false), down: kind(true) }
+    }
+}
+
+/// Routed experts of both devices over the same router logits.
+fn check_experts(layer: &Layer, k: usize, counts: &[usize], seed: u64) -> usize {
+    let most = *counts.iter().max().unwrap();
+    let (experts, width) = (layer.gate.len(), layer.gate[0].cols());
+    let mut random = Random(seed);
+    let x = activations(&mut random, most, width);
+    // Some rows choose alike.
+    let logits: Vec<f64> = (0..most)
+        .flat_map(|row| {
+            let mut own = Random(seed + if row % 3 == 0 { 1000 } else { row as u64 });
+            (0..experts).map(move |_| own.normal() as f64).collect::<Vec<_>>()
+        })
+        .collect();
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(cuda())];
+    let mut results: Vec<Vec<Vec<f32>>> = Vec::new();
+    for mut device in devices {
+        let packed = device.experts(&layer.gate, &layer.up, &layer.down).unwrap();
+        let input = device.buffer(most, width).unwrap();
+        let router = device.buffer(most, experts).unwrap();
+        let picks = device.picks(most, k).unwrap();
+        let out = device.buffer(most * k, width).unwrap();
+        device.write(input, 0, &x).unwrap();
+        device.write(router, 0, &logits).unwrap();
+        let mut run = |&rows: &usize| {
+            device.write(out, 0, &vec![f64::NAN; rows * k * width]).unwrap();
+            device.route(router, rows, picks).unwrap();
+            device.routed_experts(input, rows, picks, packed, out).unwrap();
+            let mut values = vec![0f32; rows * k * width];
+            device.read(out, 0, &mut values).unwrap();
+            values
+        };
+        results.push(counts.iter().map(&mut run).collect());
+    }
+    let mut wrong = 0;
+    for (at, rows) in counts.iter().enumerate() {
+        let what = format!("{rows} rows of {experts} experts, {}", layer.gate[0].encoding());
+        wrong += differences(&results[1][at], &results[0][at], width, &what);
+    }
+    wrong
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn experts_equal_the_cpu() {
+    let mut random = Random(3);
+    let mut wrong = 0;
+    let four = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+    let layer = Layer::new(16, |_, down| {
+        let (rows, cols) = if down { (1088, 512) } else { (512, 1088) };
+        grouped(&mut random, rows, cols, four)
+    });
+    wrong += check_experts(&layer, 4, &[1, 2, 3, 4, 8, 9, 33, 64, 100, 300], 30);
+    // Storage that differs between experts, dense ones among them.
+    let of = |bits, group, zero| Scheme { bits, group, zero, scales: Dtype::F16 };
+    let schemes = [of(4, 32, Zero::Symmetric), of(6, 128, Zero::Affine), of(3, 64, Zero::Affine)];
+    let mut at = 0;
+    let layer = Layer::new(7, |_, down| {
+        let (rows, cols) = if down { (128, 384) } else { (384, 128) };
+        at += 1;
+        match at % 4 {
+            3 => dense(&mut random, rows, cols, Dtype::Bf16),
+            at => grouped(&mut random, rows, cols, schemes[at]),
+        }
+    });
+    wrong += check_experts(&layer, 2, &[1, 2, 7, 40, 200], 31);
+    let layer = Layer::new(3, |_, down| {
+        let (rows, cols) = if down { (40, 50) } else { (50, 40) };
+        dense(&mut random, rows, cols, Dtype::F32)
+    });
+    wrong += check_experts(&layer, 1, &[1, 5, 300], 32);
+    assert_eq!(wrong, 0);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn embedding_rows_equal_the_cpu() {
+    let mut random = Random(4);
+    let mut tables = six(&mut random, 300, 1152, &[32, 64, 128], 1);
+    tables.extend(DTYPES.map(|dtype| dense(&mut random, 300, 1152, dtype)));
+    let tokens = [Some(0), Some(299), None, Some(17), Some(40)];
+    let rows = tokens.map(|token| device::Row { token, position: [0; 3] }).to_vec();
+    let window =
+        device::Window { place: 0, first: 0, rows: 5, start: 0, pages: vec![0], parents: None, commit: true };
+    let step = device::Step::new(rows, vec![window]).unwrap();
+    let mut results = Vec::new();
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(cuda())];
+    for mut device in devices {
+        let out = device.buffer(5, 1152).unwrap();
+        device.begin(&step).unwrap();
+        let mut values = vec![0f32; 5 * 1152 * tables.len()];
+        for (table, values) in tables.iter().zip(values.chunks_mut(5 * 1152)) {
+            let table = device.matrix(table).unwrap();
+            device.embed(table, out).unwrap();
+            device.read(out, 0, values).unwrap();
+        }
+        results.push(values);
+    }
+    assert_eq!(differences(&results[1], &results[0], 1152, "embedding"), 0);
+}
+
+/// A large matrix out of a repeated random block.
+fn large(outputs: usize, cols: usize, scheme: Scheme, seed: u64) -> Matrix {
+    let block = grouped(&mut Random(seed), 64, cols, scheme);
+    let repeat = |part: &[u8]| part.repeat(outputs.div_ceil(64))[..part.len() / 64 * outputs].to_vec();
+    let (codes, scales, biases) = (repeat(block.codes()), repeat(block.scales()), repeat(block.biases()));
+    Matrix::new(outputs, cols, Encoding::Grouped(scheme), codes.into(), scales.into(), biases.into()).unwrap()
+}
+
+/// Seconds of one flush of `work`, the best of some.
+fn seconds(device: &mut Cuda, small: Buffer, work: impl Fn(&mut Cuda)) -> f64 {
+    let mut one = [0f32];
+    let mut best = f64::MAX;
+    for _ in 0..8 {
+        device.read(small, 0, &mut one).unwrap();
+        let start = Instant::now();
+        work(device);
+        device.read(small, 0, &mut one).unwrap();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+const MLX: Scheme = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn speed_of_linear() {
+    let mut device = cuda();
+    let small = device.buffer(1, 1).unwrap();
+    for (name, shapes, cols) in [
+        ("delta-net in", &[8192, 4096, 32, 32][..], 2048),
+        ("delta-net out", &[2048], 4096),
+        ("attention q k v", &[8192, 512, 512], 2048),
+        ("shared gate up", &[512, 512], 2048),
+        ("head", &[248_320], 2048),
+    ] {
+        let bytes: usize = shapes.iter().map(|&n| n * cols / 2 + n * cols / 64 * 4).sum();
+        // Several copies, more than the cache holds.
+        let copies = (400_000_000 / bytes).clamp(1, 64);
+        let sets: Vec<Vec<(MatrixRef, Buffer)>> = (0..copies)
+            .map(|copy| {
+                let make = |&n: &usize| {
+                    let matrix = device.matrix(&large(n, cols, MLX, copy as u64)).unwrap();
+                    (matrix, device.buffer(if n > 100_000 { 32 } else { 2048 }, n).unwrap())
+                };
+                shapes.iter().map(make).collect()
+            })
+            .collect();
+        let x = device.buffer(2048, cols).unwrap();
+        let values = activations(&mut Random(5), 1, cols);
+        for row in 0..2048 {
+            device.write(x, row, &values).unwrap();
+        }
+        for rows in [1, 2, 4, 8, 16, 32, 64, 256, 512, 2048] {
+            if name == "head" && rows > 32 {
+                continue;
+            }
+            let repeats = if rows <= 32 { 64usize.div_ceil(copies) } else { 1 };
+            let run = |device: &mut Cuda| {
+                for set in (0..repeats).flat_map(|_| &sets) {
+                    device.linear(x, rows, set).unwrap();
+                }
+            };
+            let time = seconds(&mut device, small, run) / (repeats * copies) as f64;
+            let operations = bytes as f64 / 0.5625 * 2.0 * rows as f64;
+            println!(
+                "{name:16} {rows:5} rows {:9.2} us {:7.0} GB/s {:7.1} TFLOP/s",
+                time * 1e6,
+                bytes as f64 / time / 1e9,
+                operations / time / 1e12
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn speed_of_experts() {
+    let mut device = cuda();
+    let small = device.buffer(1, 1).unwrap();
+    let (experts, width, inner, k) = (256, 2048, 512, 8);
+    let one = large(inner, width, MLX, 1);
+    let down = large(width, inner, MLX, 2);
+    let (gate, down) = (vec![one; experts], vec![down; experts]);
+    let layers: Vec<_> = (0..3).map(|_| device.experts(&gate, &gate, &down).unwrap()).collect();
+    let most = 2048;
+    let (x, router) = (device.buffer(most, width).unwrap(), device.buffer(most, experts).unwrap());
+    let (picks, out) = (device.picks(most, k).unwrap(), device.buffer(most * k, width).unwrap());
+    let mut random = Random(6);
+    for row in 0..most {
+        device.write(x, row, &activations(&mut Random(7), 1, width)).unwrap();
+        device.write(router, row, &(0..experts).map(|_| random.normal() as f64).collect::<Vec<_>>()).unwrap();
+    }
+    for rows in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048] {
+        device.route(router, rows, picks).unwrap();
+        let (ids, _) = device.read_picks(picks, rows).unwrap();
+        let mut distinct = ids.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let repeats = if rows <= 32 { 16 } else { 1 };
+        let run = |device: &mut Cuda| {
+            for &layer in (0..repeats).flat_map(|_| &layers) {
+                device.routed_experts(x, rows, picks, layer, out).unwrap();
+            }
+        };
+        let time = seconds(&mut device, small, run) / (repeats * layers.len()) as f64;
+        let matrix = (inner * width) as f64;
+        let bytes = distinct.len() as f64 * 3.0 * matrix * 0.5625;
+        println!(
+            "experts {rows:5} rows, {:3} experts {:9.2} us {:7.0} GB/s {:7.1} TFLOP/s",
+            distinct.len(),
+            time * 1e6,
+            bytes / time / 1e9,
+            (rows * k) as f64 * 6.0 * matrix / time / 1e12
+        );
+    }
+}

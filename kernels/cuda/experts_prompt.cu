@@ -1,0 +1,113 @@
+// Routed experts, prompt form: tiles of rows that chose one expert, listed by `experts_sort` (experts.cu). Three
+// kernels: gate and up into scratch; silu(gate) * up and its codes; down. Compiled for the layer's kinds, none dense.
+// Grid of the products: x blocks of 128 outputs (of gate, then of up), y places of the tile list, of which only the
+// first tile_count are there.
+#include "linear_prompt.cuh"
+
+struct ExpertMatrix {
+    Packed weights;
+    uint kind;
+    uint form;
+};
+
+struct PromptCodes {
+    const uchar* codes;
+    const float* units;
+    const float* sums;
+};
+
+struct ExpertPromptArgs {
+    const ExpertMatrix* matrices;  // [gate, up, down][experts]
+    const uint* starts;            // [experts + 1] into `order`
+    const uint* order;             // pairs by expert
+    const uint* tiles;             // count, then pairs of words: expert, first place in `order`
+    float* gate_up;                // [2][pairs][inner]
+    float* out;                    // [pairs, width]
+    PromptCodes codes[3];          // of x, by `form`
+    PromptCodes inner_codes;       // [pairs, inner], written by experts_inner
+    uint pairs, k, experts, width, inner, tile_rows;
+};
+
+struct Tile {
+    const uint* pairs;
+    uint count, expert;
+};
+
+SHARED bool find_tile(Tile& tile, const ExpertPromptArgs& args) {
+    if (blockIdx.y >= args.tiles[0]) return false;
+    tile.expert = args.tiles[2 + 2 * blockIdx.y];
+    uint first = args.tiles[3 + 2 * blockIdx.y];
+    tile.pairs = args.order + first;
+    tile.count = min(args.starts[tile.expert + 1] - first, args.tile_rows);
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
+experts_gate_up(const __grid_constant__ ExpertPromptArgs args) {
+    extern __shared__ __align__(128) uchar smem[];
+    wait_for_launches_before();
+    start_next_launch();
+    Tile tile;
+    if (!find_tile(tile, args)) return;
+    uint half = gridDim.x / 2, which = blockIdx.x / half, block = blockIdx.x % half;
+    const ExpertMatrix& matrix = args.matrices[which * args.experts + tile.expert];
+    const PromptCodes& codes = args.codes[matrix.form];
+    TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, args.k, 0, tile.count, args.width};
+    float* out = args.gate_up + (ulong)which * args.pairs * args.inner;
+    with_kind(matrix.kind, [&](auto kind) {
+        multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, out, args.inner, block * 8,
+                                                       [&](uint n) { return tile.pairs[n]; });
+    });
+}
+
+// silu(gate) * up of each pair and its codes in groups of INNER_GROUP. A thread has four values, INNER_GROUP / 4 lanes share a
+// group. Grid: pairs; INNER_GROUP divides `inner`.
+extern "C" __global__ void __launch_bounds__(256) experts_inner(const __grid_constant__ ExpertPromptArgs args) {
+    wait_for_launches_before();
+    start_next_launch();
+    uint pair = blockIdx.x, groups = args.inner / INNER_GROUP;
+    const float* gate = args.gate_up + (ulong)pair * args.inner;
+    const float* up = gate + (ulong)args.pairs * args.inner;
+    for (uint quad = threadIdx.x; quad < (args.inner / 4 + 31) / 32 * 32; quad += blockDim.x) {
+        float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (quad < args.inner / 4) {
+            float4 g = ((const float4*)gate)[quad], u = ((const float4*)up)[quad];
+            values[0] = silu_exact(g.x) * u.x, values[1] = silu_exact(g.y) * u.y;
+            values[2] = silu_exact(g.z) * u.z, values[3] = silu_exact(g.w) * u.w;
+        }
+        uint magnitude = 0;
+        for (int j = 0; j < 4; j++) magnitude = max(magnitude, BITS(values[j]) & 0x7fffffffu);
+        for (uint h = INNER_GROUP / 8; h > 0; h >>= 1)
+            magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, h));
+        float factor = quantize_factor(14, magnitude), sum = 0.0f;
+        for (int j = 0; j < 4; j++) {
+            values[j] = quantize_code(values[j], factor);
+            sum = sum + values[j];
+        }
+        for (uint h = INNER_GROUP / 8; h > 0; h >>= 1) sum = sum + __shfl_xor_sync(0xffffffffu, sum, h);
+        if (quad >= args.inner / 4) continue;
+        uint2 codes = make_uint2(half_pair(values[0], values[1]), half_pair(values[2], values[3]));
+        ((uint2*)(args.inner_codes.codes + (ulong)pair * args.inner * 2))[quad] = codes;
+        if (quad % (INNER_GROUP / 4) == 0) {
+            ulong at = (ulong)pair * groups + quad / (INNER_GROUP / 4);
+            ((float*)args.inner_codes.units)[at] = quantize_unit(14, magnitude);
+            ((float*)args.inner_codes.sums)[at] = sum;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
+experts_down_prompt(const __grid_constant__ ExpertPromptArgs args) {
+    extern __shared__ __align__(128) uchar smem[];
+    wait_for_launches_before();
+    start_next_launch();
+    Tile tile;
+    if (!find_tile(tile, args)) return;
+    const ExpertMatrix& matrix = args.matrices[2 * args.experts + tile.expert];
+    const PromptCodes& codes = args.inner_codes;
+    TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, 1, 0, tile.count, args.inner};
+    with_kind(matrix.kind, [&](auto kind) {
+        multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, args.out, args.width, blockIdx.x * 8,
+                                                       [&](uint n) { return tile.pairs[n]; });
+    });
+}
