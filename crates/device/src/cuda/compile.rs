@@ -19,7 +19,9 @@ use super::sources::{FILES, HEADERS};
 use crate::DeviceError;
 
 /// Options that the law asks for (`docs/arithmetic.md`, rule 1).
-const OPTIONS: [&str; 7] = [
+const OPTIONS: [&str; 8] = [
+    // Lambdas inside kernels are device code.
+    "--device-as-default-execution-space",
     "--std=c++17",
     "--fmad=false",
     "--prec-div=true",

@@ -43,4 +43,20 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
 };
 
 /// Files with the constants they are checked with when no card is there.
-pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[("rows.cu", &[]), ("draw.cu", &[])];
+pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
+    ("rows.cu", &[]),
+    ("draw.cu", &[]),
+    // Kinds (linear.cuh): 16452 is 4-bit affine bf16 in groups of 64; 32788 4-bit symmetric f16, 128.
+    ("linear.cu", &[("ROWS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("linear.cu", &[("ROWS", "8"), ("KINDS", "2"), ("KIND0", "16452"), ("KIND1", "16456")]),
+    ("linear.cu", &[("ROWS", "32"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "32788")]),
+    ("linear.cu", &[("ROWS", "16"), ("KINDS", "3"), ("KIND0", "8294"), ("KIND1", "16453"), ("KIND2", "16450")]),
+    ("linear_prompt.cu", &[("BLOCKS", "2"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")]),
+    ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")]),
+    ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),
+    ("experts.cu", &[("ROWS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("experts.cu", &[("ROWS", "8"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "16451")]),
+    ("experts_prompt.cu", &[("INNER_GROUP", "64"), ("BLOCKS", "2"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("embed.cu", &[("KINDS", "1"), ("KIND0", "16452")]),
+];
