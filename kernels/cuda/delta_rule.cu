@@ -213,7 +213,7 @@ SHARED void replay_path(Unit<STEPS>& state, const StepTables& step, const StepWi
 }
 
 template <int STEPS, int DK>
-SHARED void delta_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in) {
+SHARED void step_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in) {
     uint lane = threadIdx.x % 32, units = units_of(pool);
     uint at = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const StepWindow window = step.windows[blockIdx.y];
@@ -241,7 +241,7 @@ SHARED void delta_window(const StepTables& step, const DeltaPool& pool, const De
 // Small windows: grid [blocks of 8 units, windows], 256 threads.
 extern "C" __global__ void __launch_bounds__(256) delta_window(StepTables step, DeltaPool pool, DeltaInputs in) {
     start_next_launch();
-    delta_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in);
+    step_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in);
 }
 
 // Long windows: delta_prepare normalizes keys and queries once, delta_scan walks the tokens.
@@ -265,7 +265,7 @@ SHARED uint spread_at(uint l, uint i) {
 
 // Grid [rows], 256 threads: warps take pairs of key heads, q and k of each by a column of lanes.
 template <int STEPS, int DK>
-SHARED void delta_prepare(const DeltaPool& pool, const DeltaInputs& in, const Prepared& to) {
+SHARED void prepare_row(const DeltaPool& pool, const DeltaInputs& in, const Prepared& to) {
     uint row = blockIdx.x, lane = threadIdx.x % 32, l = lane / 4, keys = pool.key_heads * pool.key_dim;
     const float* mixed = in.mixed + (ulong)row * channels_of(pool);
     for (uint pair = threadIdx.x / 32; pair < (pool.key_heads + 1) / 2; pair += blockDim.x / 32) {
@@ -376,7 +376,7 @@ SHARED void read_and_recall(Unit<STEPS>& unit, const float (&q)[2 * STEPS], cons
 
 // Grid [blocks of 8 units of one head, windows], 256 threads.
 template <int STEPS, int DK>
-SHARED void delta_scan(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in, const Prepared& from) {
+SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in, const Prepared& from) {
     __shared__ __align__(16) Stage<STEPS> stages[SCAN_STAGES];
     uint lane = threadIdx.x % 32, l = lane / 4, units = units_of(pool), blocks = (units + 7) / 8;
     uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8, unit = first_unit + threadIdx.x / 32;
@@ -425,14 +425,14 @@ SHARED void delta_scan(const StepTables& step, const DeltaPool& pool, const Delt
 extern "C" __global__ void __launch_bounds__(256) delta_prepare(DeltaPool pool, DeltaInputs in, Prepared to) {
     start_next_launch();
     wait_for_launches_before();
-    delta_prepare<DELTA_STEPS, DELTA_KEY_DIM>(pool, in, to);
+    prepare_row<DELTA_STEPS, DELTA_KEY_DIM>(pool, in, to);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
     start_next_launch();
     wait_for_launches_before();
-    delta_scan<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);
+    scan_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);
 }
 
 // A place of a layer that keeps rows of its last uncommitted window.

@@ -2,9 +2,6 @@
 #pragma once
 #include "common.cuh"
 
-// Most experts of a router: 32 lanes with this many each.
-#define ROUTE_VALUES 32
-
 // Orders floats as numbers do, equal zeros included; every NaN comes below every number.
 SHARED uint order_key(float x) {
     uint bits = BITS(x + 0.0f);

@@ -18,7 +18,7 @@ pub(super) fn lower(c: &mut Lowering<'_>, logits: Buffer, rows: usize, picks: Pi
         return Err(DeviceError::Failed { stage: "route", message });
     }
     let values = experts.div_ceil(LANES).next_power_of_two();
-    let kernel = Kernel::new("route.cu", "route").define("VALUES", values as u32);
+    let kernel = Kernel::new("route.cu", "route").define("ROUTE_VALUES", values as u32);
     let args = Args::new().ptr(logits.ptr).size(experts).size(k).ptr(ids).ptr(weights);
     c.launch(kernel, [rows, 1, 1], LANES as u32, args);
     Ok(())
