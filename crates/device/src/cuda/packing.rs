@@ -283,3 +283,80 @@ fn pack_params(source: &Matrix, scheme: Scheme, row: usize, params: &mut [u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quant::{BITS_SUPPORTED, unpack_codes};
+
+    use super::*;
+
+    fn byte(random: &mut u64) -> u8 {
+        *random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*random >> 40) as u8
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
+    }
+
+    /// The code at a place, by the text of linear.cuh: plane after plane of a step.
+    fn code(bits: usize, codes: &[u8], steps: usize, row: usize, col: usize) -> u8 {
+        let step = (row / 16 * steps + col / 64) * 32 * bits;
+        let (g, h, t, q, j) = (row % 8, row / 8 % 2, col / 32 % 2, col / 8 % 4, col % 8);
+        let (p, odd) = (j / 2, j % 2);
+        let plane = |first: usize, width: usize| {
+            let (of, field) = match width {
+                4 => (2 * t + h, p),
+                2 => (t, p + 4 * h),
+                _ => (0, p + 4 * h + 8 * t),
+            };
+            let word = word(codes, step + 32 * first + (4 * g + q) * width + of);
+            (word >> (width * field + 16 * odd)) as usize & ((1 << width) - 1)
+        };
+        let (low, high) = planes(bits);
+        (plane(0, low) | if high > 0 { plane(low, high) << low } else { 0 }) as u8
+    }
+
+    #[test]
+    fn every_code_and_scale_has_its_place() {
+        let mut random = 5;
+        for bits in BITS_SUPPORTED {
+            for (group, zero) in [(32, Zero::Affine), (64, Zero::Symmetric)] {
+                let (rows, cols) = (21, if group == 32 { 96 } else { 128 });
+                let scheme = Scheme { bits, group, zero, scales: Dtype::Bf16 };
+                let mut bytes = |n: usize| (0..n).map(|_| byte(&mut random)).collect::<Vec<u8>>();
+                let floats = rows * cols / group * 2;
+                let (codes, scales) = (bytes(rows * cols / 8 * bits as usize), bytes(floats));
+                let biases = bytes(if zero == Zero::Affine { floats } else { 0 });
+                let encoding = Encoding::Grouped(scheme);
+                let source = Matrix::new(rows, cols, encoding, codes.into(), scales.into(), biases.into());
+                let source = source.expect("a valid matrix");
+                let (packed, places) = pack(&[&source, &source]);
+                let place = places[1];
+                for row in 0..rows {
+                    let mut expected = vec![0; cols];
+                    unpack_codes(bits, source.row_codes(row), &mut expected);
+                    let found =
+                        |col| code(bits as usize, &packed[place.codes..], cols.div_ceil(64), row, col);
+                    assert_eq!((0..cols).map(found).collect::<Vec<_>>(), expected, "{bits} bits, row {row}");
+                    for at in 0..cols / group {
+                        let floats = if zero == Zero::Affine { 4 } else { 2 };
+                        let to = ((row / 16 * (cols / group) + at) * 8 + row % 8) * floats + row / 8 % 2;
+                        let half = |at: usize| &packed[place.params + 2 * at..][..2];
+                        let from = row * (cols / group) + at;
+                        let tiny = read_float(Dtype::Bf16, source.scales(), from).abs() < SCALE_MIN;
+                        let scale = if tiny { &[0, 0] } else { &source.scales()[2 * from..][..2] };
+                        assert_eq!(half(to), scale, "scale {at} of row {row}");
+                        if zero == Zero::Affine {
+                            assert_eq!(
+                                half(to + 2),
+                                &source.biases()[2 * from..][..2],
+                                "bias {at} of row {row}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
