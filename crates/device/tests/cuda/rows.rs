@@ -90,14 +90,14 @@ fn a_replayed_list_takes_its_values_from_the_step() {
     let mut noise = Noise::new(7);
     let values: Vec<Vec<f64>> = (0..5).map(|_| noise.values(4 * width)).collect();
     pair.same("one list, several uploads", |device| {
-        let (x, out) = (device.buffer(4, width).unwrap(), device.buffer(2, width).unwrap());
+        let [x, picked, out] = [4, 2, 2].map(|rows| device.buffer(rows, width).unwrap());
         let weight = device.vector(&vec![1.5; width]).unwrap();
         let mut found = Vec::new();
         for (round, values) in values.iter().enumerate() {
             device.begin(&step(vec![window(0, 0, 4, 0, 0, true)])).unwrap();
             device.write(x, 0, values).unwrap();
-            device.gather(x, &[round % 4, (round + 1) % 4], out).unwrap();
-            device.norm(out, 2, weight, 1e-5, out).unwrap();
+            device.gather(x, &[round % 4, (round + 1) % 4], picked).unwrap();
+            device.norm(picked, 2, weight, 1e-5, out).unwrap();
             found.extend(read(device, out, 2 * width));
         }
         found
