@@ -4,7 +4,7 @@
 // draw_scores: grid (blocks of 2048 ids, draws). z = adjusted logits over the temperature, -inf where an id may not be
 // drawn; maxima of every 64 ids and of the block.
 // draw_weights: the same grid. Sums of token weights of the block; the best perturbed id where nothing is cut.
-// draw_choose: one block of 1024 threads a draw. Kept sets by radix descents over keys, then the token, its
+// draw_choose: one block of 512 threads a draw. Kept sets by radix descents over keys, then the token, its
 // log-probability and the best of the raw distribution. Bound: launch latency; a row of logits stays in L2.
 #include "common.cuh"
 
@@ -251,52 +251,126 @@ SHARED ulong candidate(const Candidates& c, uint i) {
     return key >= KEY_MIN ? key : 0;
 }
 
+// Sums of one pass of a descent, by digit. Weights (at most 2^40) are added in four parts of 11 bits, so that 32-bit
+// additions hold up to 2^21 of them.
+struct Histogram {
+    uint counts[256];
+    uint parts[4][256];
+    ulong least, most;  // keys of the whole descent
+    ulong above;        // amount above the chosen digit
+    uint digit;
+    uint count;         // keys in the chosen digit
+};
+
+SHARED ulong amount_of(const Histogram& h, uint digit, bool weighted) {
+    if (!weighted) return h.counts[digit];
+    ulong sum = 0;
+    for (int part = 3; part >= 0; part--) sum = (sum << 11) + h.parts[part][digit];
+    return sum;
+}
+
+// By the first warp: the highest digit at which the amounts from the top reach `enough`, or 0.
+SHARED void choose_digit(Histogram& h, ulong enough, bool weighted) {
+    uint lane = threadIdx.x;
+    ulong own = 0;
+    for (uint i = 0; i < 8; i++) own += amount_of(h, 8 * lane + i, weighted);
+    ulong from = own;  // amounts of this lane's digits and all above
+    for (uint d = 1; d < 32; d <<= 1) {
+        ulong more = __shfl_down_sync(0xffffffffu, from, d);
+        if (lane + d < 32) from += more;
+    }
+    uint reached = __ballot_sync(0xffffffffu, from >= enough);
+    if (lane != (reached ? 31 - __clz(reached) : 0)) return;
+    ulong above = from - own;
+    uint digit = 8 * lane + 7;
+    for (; digit > 8 * lane; digit--) {
+        ulong amount = amount_of(h, digit, weighted);
+        if (above + amount >= enough) break;
+        above += amount;
+    }
+    h.digit = digit;
+    h.above = above;
+    h.count = h.counts[digit];
+}
+
 // The largest key T such that the amounts of candidates with keys of at least T (and at least `least`) reach
-// `enough` (at least 1); the least candidate's key if they never do, or `least`. Amount: 1, or the weight at z_max.
-// Eight bits at a time from the top; `histogram` holds 256 sums. All threads call it.
-SHARED ulong descend(const Candidates& c, ulong least, ulong enough, bool weighted, float z_max, ulong* histogram,
-                     ulong* state) {
-    ulong prefix = 0;
-    for (int shift = 56; shift >= 0; shift -= 8) {
+// `enough` (at least 1); a key that leaves none out if they never do. Amount: 1, or the weight at z_max. Eight bits
+// at a time from the highest in which the keys differ. All threads call it.
+SHARED ulong descend(const Candidates& c, ulong least, ulong enough, bool weighted, float z_max, Histogram& h) {
+    __syncthreads();
+    if (threadIdx.x == 0) h.least = ~0ull, h.most = 0;
+    __syncthreads();
+    ulong low = ~0ull, high = 0;
+    for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {
+        ulong key = candidate(c, i);
+        if (key == 0 || key < least) continue;
+        low = min(low, key);
+        high = max(high, key);
+    }
+    low = ~warp_max_key(~low);
+    high = warp_max_key(high);
+    if (threadIdx.x % 32 == 0 && high != 0) {
+        atomicMin(&h.least, low);
+        atomicMax(&h.most, high);
+    }
+    __syncthreads();
+    low = h.least;
+    high = h.most;
+    if (high == 0) return 0;
+    int bits = 64 - __clzll(low ^ high);
+    ulong prefix = bits == 64 ? 0 : high >> bits << bits;
+    while (bits > 0) {
+        int width = bits < 8 ? bits : 8, shift = bits - width;
         __syncthreads();
-        for (uint i = threadIdx.x; i < 256; i += blockDim.x) histogram[i] = 0;
+        for (uint i = threadIdx.x; i < 256; i += blockDim.x) {
+            h.counts[i] = 0;
+            for (uint part = 0; part < 4; part++) h.parts[part][i] = 0;
+        }
         __syncthreads();
         for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {
             ulong key = candidate(c, i);
-            if (key == 0 || key < least) continue;
-            if (shift < 56 && key >> (shift + 8) != prefix >> (shift + 8)) continue;
-            ulong amount = weighted ? token_weight(c.values[key_id(key)] - z_max) : 1;
-            if (amount) atomicAdd(&histogram[key >> shift & 255], amount);
+            if (key == 0 || key < least || (bits < 64 && (key ^ prefix) >> bits)) continue;
+            uint digit = (uint)(key >> shift) & ((1u << width) - 1);
+            atomicAdd(&h.counts[digit], 1u);
+            if (!weighted) continue;
+            ulong amount = token_weight(c.values[key_id(key)] - z_max);
+            for (uint part = 0; part < 4; part++, amount >>= 11)
+                if (amount & 2047) atomicAdd(&h.parts[part][digit], (uint)(amount & 2047));
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            ulong above = 0;
-            int digit = 255;
-            for (; digit > 0; digit--) {
-                if (above + histogram[digit] >= enough) break;
-                above += histogram[digit];
-            }
-            state[0] = digit;
-            state[1] = above;
-        }
+        if (threadIdx.x < 32) choose_digit(h, enough, weighted);
         __syncthreads();
-        prefix |= state[0] << shift;
-        enough -= state[1];
+        prefix |= (ulong)h.digit << shift;
+        enough -= h.above;
+        bits = shift;
+        if (h.count == 1) break;
     }
-    return prefix;
+    // Of the keys that share the prefix one alone is left, or all its bits are known.
+    ulong found = bits == 0 ? prefix : 0;
+    __syncthreads();
+    if (threadIdx.x == 0) h.most = 0;
+    __syncthreads();
+    for (uint i = threadIdx.x; bits > 0 && i < c.count; i += blockDim.x) {
+        ulong key = candidate(c, i);
+        if (key >= least && key != 0 && ((key ^ prefix) >> bits) == 0) atomicMax(&h.most, key);
+    }
+    __syncthreads();
+    return bits > 0 ? h.most : found;
 }
 
-// Collects what may be among the `count` best of `values`, or, with count 0, what is at least `bound`.
-SHARED Candidates collect(const float* values, const float* maxima, uint chunks, uint length, uint count,
-                          float bound, ulong* list, uint* used, ulong* histogram, ulong* state) {
-    if (count > 0 && count <= chunks) {
-        // As many chunks reach the bound as values are wanted, so no value below it is among the best.
-        Candidates of_maxima = {maxima, list, chunks, false};
-        ulong key = descend(of_maxima, 0, count, false, 0.0f, histogram, state);
-        bound = key >= KEY_MIN ? maxima[key_id(key)] : -CLARY_INFINITY;
-    } else if (count > 0) {
-        bound = -CLARY_INFINITY;
-    }
+// The least value that may be among the `count` best: as many chunks reach it as values are wanted.
+SHARED float bound_of_best(const float* maxima, uint chunks, uint count, Histogram& h, ulong* parts) {
+    ulong valid = 0;
+    for (uint i = threadIdx.x; i < chunks; i += blockDim.x) valid += maxima[i] > -CLARY_INFINITY;
+    if (block_sum(valid, parts) < count) return -CLARY_INFINITY;
+    Candidates of_maxima = {maxima, 0, chunks, false};
+    ulong key = descend(of_maxima, 0, count, false, 0.0f, h);
+    return maxima[key_id(key)];
+}
+
+// Collects the values of at least `bound`.
+SHARED Candidates collect(const float* values, const float* maxima, uint chunks, uint length, float bound,
+                          ulong* list, uint* used) {
     __syncthreads();
     if (threadIdx.x == 0) *used = 0;
     __syncthreads();
@@ -314,34 +388,51 @@ SHARED Candidates collect(const float* values, const float* maxima, uint chunks,
     return Candidates{values, list, listed ? *used : length, listed};
 }
 
-// The token of a draw with cuts; 0 where nothing is above -inf.
-SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, ulong* histogram, ulong* state,
-                    ulong* parts) {
+// Sum of the weights of candidates with keys of at least `least`. All threads call it.
+SHARED ulong weight_of(const Candidates& c, ulong least, float z_max, ulong* parts) {
+    ulong sum = 0;
+    for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {
+        ulong key = candidate(c, i);
+        if (key != 0 && key >= least) sum += token_weight(c.values[key_id(key)] - z_max);
+    }
+    return block_sum(sum, parts);
+}
+
+SHARED ulong best_of(const Candidates& c, ulong* parts) {
+    ulong best = 0;
+    for (uint i = threadIdx.x; i < c.count; i += blockDim.x) best = max(best, candidate(c, i));
+    return block_max_key(best, parts);
+}
+
+// The token's key of a draw with cuts; 0 where nothing is above -inf.
+SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, Histogram& h, ulong* parts) {
     const float* z = s.z + (ulong)blockIdx.x * s.chunks * CHUNK;
     const float* maxima = s.z_maxima + (ulong)blockIdx.x * s.chunks;
     float z_max = whole_max(maxima, s.chunks, parts);
     bool top_k = d.top_k != 0 && d.top_k < d.length;
-    // Below this distance every weight is 0.
-    Candidates c = collect(z, maxima, s.chunks, d.length, top_k ? d.top_k : 0, z_max - 28.5f, list, used, histogram,
-                           state);
-    ulong best = 0;
-    for (uint i = threadIdx.x; i < c.count; i += blockDim.x) best = max(best, candidate(c, i));
-    best = block_max_key(best, parts);
-    if (best == 0) return 0;
-    ulong least = top_k ? descend(c, 0, d.top_k, false, z_max, histogram, state) : 0;
-    if (d.top_p < 1.0f) {
-        ulong sum = 0;
-        if (top_k) {
-            for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {
-                ulong key = candidate(c, i);
-                if (key != 0 && key >= least) sum += token_weight(z[key_id(key)] - z_max);
-            }
-        } else {
-            for (uint b = threadIdx.x; b < s.blocks; b += blockDim.x) sum += s.z_weights[(ulong)blockIdx.x * s.blocks + b];
+    Candidates c;
+    ulong least = 0, enough = 0;
+    if (top_k) {
+        c = collect(z, maxima, s.chunks, d.length, bound_of_best(maxima, s.chunks, d.top_k, h, parts), list, used);
+        least = descend(c, 0, d.top_k, false, z_max, h);
+        if (d.top_p < 1.0f) enough = share_of(d.top_p, weight_of(c, least, z_max, parts));
+    } else {
+        // Below the last distance every weight is 0; less reaches far enough for most draws.
+        if (d.top_p < 1.0f) {
+            ulong sum = 0;
+            for (uint b = threadIdx.x; b < s.blocks; b += blockDim.x)
+                sum += s.z_weights[(ulong)blockIdx.x * s.blocks + b];
+            enough = share_of(d.top_p, block_sum(sum, parts));
         }
-        ulong enough = share_of(d.top_p, block_sum(sum, parts));
-        least = enough == 0 ? best : max(least, descend(c, least, enough, true, z_max, histogram, state));
+        for (float distance = d.top_p < 1.0f ? 4.0f : 28.5f;; distance = distance * 2.0f) {
+            bool last = distance > 28.0f;
+            c = collect(z, maxima, s.chunks, d.length, z_max - (last ? 28.5f : distance), list, used);
+            if (last || weight_of(c, 0, z_max, parts) >= enough) break;
+        }
     }
+    ulong best = best_of(c, parts);
+    if (best == 0) return 0;
+    if (d.top_p < 1.0f) least = enough == 0 ? best : max(least, descend(c, least, enough, true, z_max, h));
     ulong lightest = d.min_p > 0.0f ? share_of(d.min_p, token_weight(z[key_id(best)] - z_max)) : 0;
     ulong drawn = 0;
     for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {
@@ -356,11 +447,12 @@ SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, ul
 
 // Results: [token, state (0 drawn, 1 a logit is not finite), log-probability, count, then id and log-probability of
 // each of the best], `stride` words a draw.
-extern "C" __global__ void __launch_bounds__(1024, 1) draw_choose(const float* logits, uint width, const Draw* draws,
+extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* logits, uint width, const Draw* draws,
                                                                   const uint* masks, Scratch s, uint* results,
                                                                   uint stride) {
     extern __shared__ ulong list[];
-    __shared__ ulong histogram[256], parts[32], state[2];
+    __shared__ Histogram histogram;
+    __shared__ ulong parts[32];
     __shared__ uint used, top_count;
     __shared__ ulong top[TOP_MAX];
     wait_for_launches_before();
@@ -384,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) draw_choose(const float* l
         if (threadIdx.x == 0) out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0;
         return;
     }
-    if (d.temperature != 0.0f && cuts(d)) token = choose(d, s, list, &used, histogram, state, parts);
+    if (d.temperature != 0.0f && cuts(d)) token = choose(d, s, list, &used, histogram, parts);
     uint id = key_id(token);
     if (token < KEY_MIN) {
         // Every candidate is -inf: the lowest id that may be drawn.
@@ -402,8 +494,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1) draw_choose(const float* l
     }
     if (d.top == 0) return;
     __syncthreads();
-    Candidates c = collect(row, raw_maxima, s.chunks, d.length, d.top, 0.0f, list, &used, histogram, state);
-    ulong least = descend(c, 0, d.top, false, 0.0f, histogram, state);
+    float bound = bound_of_best(raw_maxima, s.chunks, d.top, histogram, parts);
+    Candidates c = collect(row, raw_maxima, s.chunks, d.length, bound, list, &used);
+    ulong least = descend(c, 0, d.top, false, 0.0f, histogram);
     if (threadIdx.x == 0) top_count = 0;
     __syncthreads();
     for (uint i = threadIdx.x; i < c.count; i += blockDim.x) {

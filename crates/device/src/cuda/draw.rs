@@ -16,7 +16,7 @@ const TOP_MAX: u32 = 1024;
 const IDS: usize = 2048;
 const CHUNK: usize = 64;
 /// Threads and shared bytes of the last kernel: 6144 candidates.
-const CHOOSE_THREADS: u32 = 1024;
+const CHOOSE_THREADS: u32 = 512;
 const CHOOSE_SHARED: u32 = 6144 * 8;
 const ADJUST_WORDS: usize = 5;
 const NO_MASK: u32 = u32::MAX;
