@@ -151,6 +151,9 @@ pub trait Device: Send {
     fn join(&mut self, a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
     /// `out[i] = x[from[i]]`.
     fn gather(&mut self, x: Buffer, from: &[usize], out: Buffer) -> Result;
+    /// `out[to[i]] = x[from[i]]`, exactly; the other rows of `out` stay. `x` and `out` are different buffers of one
+    /// width, `from` and `to` have one length, and no row stands twice in `to`.
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result;
     /// Causal depthwise convolution and silu over the step's rows, `[rows, C]` to `[rows, C]`; `taps` is
     /// `[C, conv_taps]`, the last tap for the current token. Keeps the pool's last input rows.
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result;

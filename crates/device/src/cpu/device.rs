@@ -278,6 +278,17 @@ impl Device for Cpu {
         Ok(())
     }
 
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result {
+        assert_eq!(from.len(), to.len(), "every row copied has its place");
+        self.planes.with(out, |out, planes| {
+            let (x, width) = (planes.get(x), out.width);
+            for (&row, &to) in from.iter().zip(to) {
+                out.values[to * width..][..width].copy_from_slice(&x.values[row * width..][..width]);
+            }
+        });
+        Ok(())
+    }
+
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         self.check_places("conv", pool)?;
         let rows = self.step.rows().len();

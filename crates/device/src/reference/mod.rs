@@ -233,6 +233,10 @@ impl Device for Reference {
         rows::gather(self, x, from, out)
     }
 
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result {
+        rows::copy_rows(self, x, from, out, to)
+    }
+
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         delta_rule::conv(self, x, taps, pool, out)
     }
