@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::commands::config::ConfigAction;
+use crate::commands::connect::ConnectArgs;
+use crate::commands::doctor::DoctorArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::template::TemplateArgs;
+use crate::commands::top::TopArgs;
 
 /// Inference for the Qwen3.5-MoE family.
 ///
@@ -13,7 +18,7 @@ use crate::commands::serve::ServeArgs;
 /// `synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S`: random weights made in memory.
 ///
 /// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
-/// 5 device or driver, 7 mismatch found, 130 interrupted.
+/// 5 device or driver, 6 network, 7 mismatch found, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "clary", version, propagate_version = false)]
 pub(crate) struct Cli {
@@ -24,8 +29,11 @@ pub(crate) struct Cli {
 }
 
 /// Options of every command.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Global {
+    /// Configuration file in place of the user's own
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// No progress, reasoning, statistics or notes on stderr
     #[arg(long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -75,6 +83,20 @@ pub(crate) enum Command {
         /// Which one
         #[command(subcommand)]
         eval: Eval,
+    },
+    /// The prompt that a chat becomes, and its tokens
+    Template(TemplateArgs),
+    /// Whether this machine can run models, and what to mend
+    Doctor(DoctorArgs),
+    /// Settings for a known client, and whether it would work with a running server
+    Connect(ConnectArgs),
+    /// What a running server is doing: slots, queue, rates, acceptance, cache, memory
+    Top(TopArgs),
+    /// Settings of `serve`: what counts, and where it comes from
+    Config {
+        /// What to do
+        #[command(subcommand)]
+        action: ConfigAction,
     },
     /// Print a completion script for a shell
     Completions {

@@ -2,9 +2,11 @@
 
 mod exact;
 mod inspect;
+mod looks;
 mod replies;
 mod scores;
 mod serve;
+mod texts;
 mod usage;
 
 use std::io::Write;
