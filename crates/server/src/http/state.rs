@@ -34,6 +34,8 @@ pub struct ModelInfo {
     pub device: String,
     /// Commit the program was built from.
     pub build: String,
+    /// What the model takes of the device's memory: use and bytes.
+    pub memory: Vec<(&'static str, u64)>,
     /// Ids of the exactness contracts that hold.
     pub contracts: Vec<&'static str>,
     /// `tokenizer_class` of the model's folder.
@@ -105,6 +107,7 @@ impl App {
     /// Begins to serve. A second model is not taken.
     pub fn serve_model(&self, session: Session, info: ModelInfo, grammar: Option<Arc<dyn Grammar>>) {
         self.0.metrics.built(VERSION, &info.backend, &info.device);
+        self.0.metrics.memory(&info.memory);
         let sampling = self.0.settings.sampling.over(&session.text().defaults);
         let board = Board::new(session.engine().limits().slots);
         let served = Served { session, info, grammar, sampling, board };
@@ -151,7 +154,10 @@ impl App {
     /// The model, for a new reply.
     pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
         match self.0.drain.phase() {
-            Phase::Open => self.loaded(),
+            Phase::Open => match self.stalled() {
+                Some(age) => Err(stalled(age)),
+                None => self.loaded(),
+            },
             Phase::Draining | Phase::Cut => Err(draining()),
         }
     }
@@ -183,11 +189,17 @@ impl App {
         })
     }
 
-    /// Time without a step while there is work, if it is too long.
-    pub(crate) fn stalled(&self) -> Option<Duration> {
+    /// Time without a step while there is work, if it is longer than the settings allow.
+    pub fn stalled(&self) -> Option<Duration> {
         let age = self.model()?.session.engine().step_age()?;
         (age > self.0.settings.stall_after).then_some(age)
     }
+}
+
+fn stalled(age: Duration) -> ApiError {
+    let message =
+        format!("no step of the model ended for {} s; the server may need a restart", age.as_secs());
+    ApiError { retry_after: Some(30), ..ApiError::new(Code::Stalled, message) }
 }
 
 pub(crate) fn draining() -> ApiError {

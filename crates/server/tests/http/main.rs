@@ -10,6 +10,7 @@ mod errors;
 mod live;
 mod messages;
 mod ollama;
+mod progress;
 mod responses;
 mod routes;
 

@@ -218,6 +218,7 @@ impl Server {
                 backend: "cpu".into(),
                 build: "test".into(),
                 contracts: vec!["E1", "E2"],
+                memory: vec![("weights", 5)],
                 ..ModelInfo::default()
             };
             state.serve_model(Session::new(text.clone(), engine.clone()), info, setup.grammar);

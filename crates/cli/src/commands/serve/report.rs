@@ -61,7 +61,15 @@ impl Facts {
 
     /// The same, with the device.
     pub(crate) fn info(&self, report: &Report) -> ModelInfo {
-        ModelInfo { backend: report.backend.clone(), device: report.device.clone(), ..self.info.clone() }
+        let plan = report.plan.iter().flat_map(|plan| {
+            [("weights", plan.weights), ("kv", plan.kv), ("states", plan.states), ("scratch", plan.scratch)]
+        });
+        ModelInfo {
+            backend: report.backend.clone(),
+            device: report.device.clone(),
+            memory: plan.collect(),
+            ..self.info.clone()
+        }
     }
 }
 
