@@ -1,9 +1,12 @@
 //! [`Qwen`]: a model of the family on a device, behind the [`Model`] seam.
 
+use std::sync::Arc;
+
 use checkpoint::Source;
 use device::{DeltaState, Device, DeviceError, Draw, Drawn, Row, StatePool};
 
 use super::config::{Config, MixerKind};
+use super::encode::Encoding;
 use super::fields::ConfigError;
 use super::inventory::Parts;
 use super::mtp::{MtpWindow, Next};
@@ -13,7 +16,10 @@ use super::sequence::{Open, QUEUE_ROWS, Sequence, is_path};
 use super::snapshot::{Snapshot, snapshot_bytes};
 use super::weights::{Progress, Weights};
 use super::windows::{limit, plan};
-use crate::{Draft, DraftAsk, Model, ModelError, SlotId, SnapshotId, Spec, Window};
+use crate::{
+    Draft, DraftAsk, Features, ImageRow, ImageSpec, Model, ModelError, Picture, SlotId, SnapshotId, Spec,
+    Window,
+};
 
 /// Why a model cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +49,8 @@ pub struct Qwen {
     plan: MemoryPlan,
     /// Rows of logits that the last step left, or 0.
     pub(super) logits_rows: usize,
+    /// Pictures that are being encoded.
+    pub(super) encoding: Option<Encoding>,
 }
 
 /// Loads a checkpoint onto a device and allocates everything a run needs.
@@ -55,7 +63,8 @@ pub fn open(
     let config = Config::from_json(source.config())?;
     settings.check(&config)?;
     let found = Parts::of(&config, source);
-    let parts = Parts { mtp: found.mtp && settings.mtp, ..found };
+    let parts =
+        Parts { mtp: found.mtp && settings.mtp, vision: found.vision && settings.image_tokens > 0, ..found };
     let weights = Weights::load(&config, parts, source, &mut *device, progress)?;
     let spec = spec(&config, &settings, parts.mtp);
     let network = Network::new(config, weights, &settings, &mut *device)?;
@@ -69,6 +78,7 @@ pub fn open(
         spec,
         plan,
         logits_rows: 0,
+        encoding: None,
     })
 }
 
@@ -342,6 +352,27 @@ impl Model for Qwen {
 
     fn import_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError> {
         self.read_page(page, bytes)
+    }
+
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.images()
+    }
+
+    fn encode(&mut self, pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
+        self.encode_start(pictures)
+    }
+
+    fn encode_next(&mut self, rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
+        self.encode_rows(rows)
+    }
+
+    fn step_images(&mut self, windows: &[Window], images: &[ImageRow]) -> Result<usize, ModelError> {
+        let wide = |image: &ImageRow| image.features.row(image.at).iter().map(|x| f64::from(*x)).collect();
+        if let Some(image) = images.iter().find(|image| image.at >= image.features.rows()) {
+            return Err(limit("image row", image.at, format!("below {}", image.features.rows())));
+        }
+        let embeds: Vec<(usize, Vec<f64>)> = images.iter().map(|image| (image.row, wide(image))).collect();
+        self.step_with(windows, &embeds, &mut Unprobed)
     }
 }
 
