@@ -57,7 +57,16 @@ impl Sizes {
     /// Sizes of a single reply.
     pub(crate) fn reply(ctx: Ctx, draft: Draft) -> Self {
         let mtp = draft != Draft::Off;
-        Self { slots: 1, snapshots: 0, ctx, rows_max: ROWS_MAX, logits_rows_max: WINDOW_ROWS_MAX, mtp, image_tokens: 0, draft }
+        Self {
+            slots: 1,
+            snapshots: 0,
+            ctx,
+            rows_max: ROWS_MAX,
+            logits_rows_max: WINDOW_ROWS_MAX,
+            mtp,
+            image_tokens: 0,
+            draft,
+        }
     }
 
     /// Sizes of a chat: one sequence, and snapshots so that its next turn starts where the last one ended.
