@@ -1,5 +1,7 @@
 //! The application as one function: routes, and what stands around all of them.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -25,6 +27,8 @@ use super::{chat, completions, ids, messages, ollama, openapi, responses};
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) request_id: String,
+    /// Path of the request.
+    pub(crate) route: Arc<str>,
     pub(crate) caller: Caller,
     pub(crate) hangup: Hangup,
 }
@@ -121,7 +125,8 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     let hangup = request.extensions().get::<Hangup>().cloned().unwrap_or_default();
     let origin = app.settings().origins.allowed(request.headers());
     let caller = Caller::default();
-    request.extensions_mut().insert(Context { request_id: request_id.clone(), caller, hangup });
+    let (route, request_id_) = (request.uri().path().into(), request_id.clone());
+    request.extensions_mut().insert(Context { request_id: request_id_, route, caller, hangup });
     let response = next.run(request).await;
     if let Some(error) = response.extensions().get::<ApiError>() {
         app.metrics().rejected(error.code.name());

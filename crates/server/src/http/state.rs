@@ -11,6 +11,7 @@ use super::constraint::Grammar;
 use super::drain::{Drain, Phase};
 use super::error::{ApiError, Code};
 use super::metrics::{Metrics, Reading};
+use super::record::{Recorder, ServerSettings};
 use super::settings::{SamplingDefaults, Settings};
 use crate::Session;
 
@@ -36,6 +37,10 @@ pub struct ModelInfo {
     pub build: String,
     /// What the model takes of the device's memory: use and bytes.
     pub memory: Vec<(&'static str, u64)>,
+    /// Digest of the model's files, as receipts name it.
+    pub digest: String,
+    /// Form of the K/V cache: `int8` or `int16`.
+    pub kv: String,
     /// Ids of the exactness contracts that hold.
     pub contracts: Vec<&'static str>,
     /// `tokenizer_class` of the model's folder.
@@ -82,6 +87,7 @@ struct Inner {
     drain: Drain,
     metrics: Metrics,
     preparing: Semaphore,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl App {
@@ -91,6 +97,10 @@ impl App {
         Self(Arc::new(Inner {
             metrics: Metrics::new(&id),
             preparing: Semaphore::new(settings.limits.preparing),
+            recorder: settings.record.clone().map(|dir| {
+                let (thinking, template_kwargs) = (settings.thinking, settings.template_kwargs.clone());
+                Arc::new(Recorder::new(dir, ServerSettings { thinking, template_kwargs }))
+            }),
             id,
             settings,
             served: OnceLock::new(),
@@ -127,6 +137,11 @@ impl App {
     /// The end of the server.
     pub fn drain(&self) -> &Drain {
         &self.0.drain
+    }
+
+    /// Where requests are recorded.
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.0.recorder.as_ref()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -11,6 +11,7 @@ mod live;
 mod messages;
 mod ollama;
 mod progress;
+mod receipts;
 mod responses;
 mod routes;
 
