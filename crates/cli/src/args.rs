@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::commands::again::{BundleArgs, ReplayArgs, VerifyArgs};
 use crate::commands::config::ConfigAction;
 use crate::commands::connect::ConnectArgs;
 use crate::commands::doctor::DoctorArgs;
@@ -72,6 +73,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// The server: OpenAI's, Anthropic's and Ollama's routes on one port
     Serve(Box<ServeArgs>),
+    /// Run the request of a receipt again, plainly, and compare
+    Verify(VerifyArgs),
+    /// Run a recorded request again, plainly, and compare
+    Replay(ReplayArgs),
+    /// Take a recorded request out of the folder of `serve --record`
+    Bundle(BundleArgs),
     /// Teacher-forced scores of token ids
     Logits(LogitsArgs),
     /// Write a random checkpoint that loads
@@ -213,7 +220,7 @@ pub(crate) enum MemoryLimit {
     Percent(f64),
 }
 
-fn ctx(text: &str) -> Result<Ctx, String> {
+pub(crate) fn ctx(text: &str) -> Result<Ctx, String> {
     match text {
         "auto" => Ok(Ctx::Auto),
         number => match number.parse() {
@@ -268,7 +275,7 @@ pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|value| (0.0..=1.0).contains(value)).ok_or("a number from 0 to 1".into())
 }
 
-fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+pub(crate) fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     let expected =
         || "bytes (12884901888, 12GiB, 12000MiB) or a percentage above 0, up to 100% (80%)".to_owned();
     if let Some(percent) = text.strip_suffix('%') {

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod again;
 mod bench;
 mod chat;
 mod check;
@@ -15,7 +16,7 @@ pub(crate) mod serve;
 mod synth;
 pub(crate) mod template;
 pub(crate) mod top;
-mod version;
+pub(crate) mod version;
 
 use crate::args::{Cli, Command, ModelArgs};
 use crate::error::Result;
@@ -29,6 +30,9 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Run(args) => run::run(&args, output),
         Command::Chat(args) => chat::chat(&args, output),
         Command::Serve(args) => serve::serve(&args, output),
+        Command::Verify(args) => again::verify(&args, output),
+        Command::Replay(args) => again::replay(&args, output),
+        Command::Bundle(args) => again::bundle(&args, output),
         Command::Logits(args) => logits::logits(&args, output),
         Command::Synth(args) => synth::synth(&args, output),
         Command::Eval { eval } => eval::eval(&eval, output),

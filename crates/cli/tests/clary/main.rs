@@ -3,6 +3,7 @@
 mod exact;
 mod inspect;
 mod looks;
+mod receipts;
 mod replies;
 mod scores;
 mod serve;

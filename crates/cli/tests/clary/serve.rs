@@ -17,14 +17,14 @@ pub(crate) struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
     /// Lines of the start report.
-    report: Vec<String>,
+    pub(crate) report: Vec<String>,
     /// `127.0.0.1:PORT`.
     pub(crate) address: String,
 }
 
 impl Server {
     /// Starts the binary on a free port and waits for its report.
-    fn start(ctx: &str, options: &[&str]) -> Self {
+    pub(crate) fn start(ctx: &str, options: &[&str]) -> Self {
         Self::start_with(ctx, options, &[])
     }
 
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Sends a request and returns its socket.
-    fn send(&self, method: &str, path: &str, body: Option<&Value>) -> TcpStream {
+    pub(crate) fn send(&self, method: &str, path: &str, body: Option<&Value>) -> TcpStream {
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
         let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
@@ -76,7 +76,7 @@ impl Server {
     }
 
     /// Status and body of the answer.
-    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
         answer(self.send(method, path, body))
     }
 

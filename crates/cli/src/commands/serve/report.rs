@@ -14,6 +14,8 @@ use super::options::ServeArgs;
 use super::self_test::SelfTest;
 use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
+use crate::commands::again::kv_name;
+use crate::commands::version;
 use crate::load;
 use crate::memory;
 use crate::table::{self, grouped};
@@ -49,7 +51,9 @@ impl Facts {
             n_ctx_train: weights.config.positions_max,
             n_params: weights.config.parameters(),
             size: weights.bytes,
-            build: option_env!("CLARY_COMMIT").unwrap_or("unknown").to_owned(),
+            build: version::commit().to_owned(),
+            digest: weights.digest(),
+            kv: kv_name(args.kv).to_owned(),
             contracts: CONTRACTS.to_vec(),
             tokenizer_class: tokenizer["tokenizer_class"].as_str().unwrap_or_default().to_owned(),
             eos_token: token(&tokenizer["eos_token"]),
@@ -275,6 +279,9 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if context < trained {
         let (context, trained) = (grouped(context as u64), grouped(trained as u64));
         notes.push(format!("context: {context} of the {trained} tokens the model was trained for"));
+    }
+    if let Some(dir) = &settings.record {
+        notes.push(format!("record: requests with their prompts are written to {}", dir.display()));
     }
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());
