@@ -21,7 +21,7 @@ use super::flow::Hangup;
 use super::limits::Limits;
 use super::routes::{foreign, health, metrics, models, props, slots, tokens};
 use super::state::{App, VERSION};
-use super::{chat, completions, ids, messages, ollama, openapi, responses};
+use super::{chat, completions, ids, messages, ollama, openapi, page, responses};
 
 /// What a request's handlers know of it beside its own words.
 #[derive(Clone, Debug)]
@@ -33,8 +33,10 @@ pub(crate) struct Context {
     pub(crate) hangup: Hangup,
 }
 
-/// Paths that need no key: probes have none.
-const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
+/// Paths that need no key: probes have none, and neither has a browser that fetches the page.
+fn is_open(path: &str, has_page: bool) -> bool {
+    matches!(path, "/health" | "/ready") || has_page && page::is_asset(path)
+}
 
 /// Routes that other servers have.
 const FOREIGN_ROUTES: [&str; 7] = [
@@ -87,6 +89,9 @@ pub fn app(state: App) -> Router {
             router = router.route(path, any(ollama::not_managed));
         }
     }
+    if state.settings().page {
+        router = router.merge(page::routes());
+    }
     for path in FOREIGN_ROUTES {
         router = router.route(path, any(foreign::not_implemented));
     }
@@ -107,14 +112,12 @@ pub(crate) fn json(value: &impl Serialize) -> Response {
     response
 }
 
-async fn not_found(request: Request) -> ApiError {
-    let path = super::error::quoted(request.uri().path());
-    ApiError::new(Code::NotFound, format!("no route {path}; /openapi.json lists them"))
+async fn not_found(State(app): State<App>, request: Request) -> ApiError {
+    page::no_route(request.uri().path(), app.settings().page)
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let method = super::error::quoted(request.method().as_str());
-    ApiError::new(Code::MethodNotAllowed, format!("this route has no method {method}; see Allow"))
+    page::wrong_method(request.uri().path(), request.method())
 }
 
 /// Outermost: an id and a version on every response, errors in the dialect of the path.
@@ -157,7 +160,7 @@ async fn admitted(State(app): State<App>, request: Request, next: Next) -> Respo
     if is_preflight && settings.origins.allowed(&parts.headers).is_some() {
         return preflight();
     }
-    if !OPEN_PATHS.contains(&parts.uri.path()) {
+    if !is_open(parts.uri.path(), settings.page) {
         match settings.keys.caller(&parts.headers) {
             Ok(caller) => {
                 if let Some(context) = parts.extensions.get_mut::<Context>() {

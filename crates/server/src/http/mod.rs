@@ -28,6 +28,7 @@ mod messages;
 mod metrics;
 mod ollama;
 mod openapi;
+mod page;
 mod params;
 mod receipt;
 mod record;

@@ -72,6 +72,8 @@ pub struct Typed {
     pub responses: bool,
     /// Ollama's routes.
     pub ollama: bool,
+    /// The built-in page.
+    pub page: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -107,6 +109,7 @@ impl Default for Typed {
             anthropic: true,
             responses: true,
             ollama: true,
+            page: true,
             limits: Limits::default(),
         }
     }
@@ -228,6 +231,8 @@ pub struct Settings {
     pub responses: bool,
     /// Ollama's routes.
     pub ollama: bool,
+    /// The built-in page.
+    pub page: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -328,6 +333,7 @@ impl Settings {
             anthropic: typed.anthropic,
             responses: typed.responses,
             ollama: typed.ollama,
+            page: typed.page,
             limits: typed.limits,
         })
     }

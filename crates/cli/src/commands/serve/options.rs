@@ -59,6 +59,9 @@ pub(crate) struct PlaceArgs {
     /// Leave out the Responses routes
     #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_RESPONSES")]
     pub(crate) no_responses: bool,
+    /// Leave out the built-in page at /
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_UI")]
+    pub(crate) no_ui: bool,
 }
 
 /// Who may ask.
@@ -263,6 +266,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         anthropic: !place.no_anthropic,
         responses: !place.no_responses,
         ollama: !place.no_ollama,
+        page: !place.no_ui,
         ..Typed::default()
     };
     Settings::new(typed).map_err(nonsense)

@@ -131,6 +131,7 @@ impl Report {
         dialects.extend(settings.anthropic.then_some("Anthropic /v1/messages"));
         dialects.extend(settings.responses.then_some("Responses /v1/responses"));
         dialects.extend(settings.ollama.then_some("Ollama /api"));
+        dialects.extend(settings.page.then_some("page /"));
         Self {
             model: format!("{format}, {}", load::summary(weights)),
             template: text.template.digest().to_owned(),
