@@ -28,7 +28,8 @@ function program() {
 async function ready(url, child, log) {
   const end = Date.now() + READY_MS;
   while (Date.now() < end) {
-    if (child.exitCode !== null) throw new Error(`clary serve ended with ${child.exitCode}:\n${log()}`);
+    if (child.exitCode !== null)
+      throw new Error(`${program()} serve ended with ${child.exitCode}:\n${log()}`);
     const answer = await fetch(`${url}/ready`).catch(() => null);
     if (answer?.ok) return;
     await new Promise((next) => setTimeout(next, 100));
