@@ -24,8 +24,8 @@ export function launch() {
 }
 
 /**
- * A page of a fresh profile. `complaints` gets every console error and warning, every fault of a script and every
- * violation of the content policy; `outside` every request that goes to another origin.
+ * A page of a fresh profile. `complaints` gets every console error and warning, every fault of a script and
+ * every violation of the content policy; `outside` every request that goes to another origin.
  */
 export async function openPage(browser, url, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1180, height: 800 }, ...options });

@@ -11,7 +11,8 @@ function chunk(delta, finish = null) {
 
 /** The stream of a reply with this text. */
 export function replyOf(text) {
-  return `${chunk({ role: 'assistant', content: '' })}${chunk({ content: text })}${chunk({}, 'stop')}data: [DONE]\n\n`;
+  const chunks = [chunk({ role: 'assistant', content: '' }), chunk({ content: text }), chunk({}, 'stop')];
+  return `${chunks.join('')}data: [DONE]\n\n`;
 }
 
 /** Answers the page's next chats with a text. Resolves to the list of request bodies, which grows. */

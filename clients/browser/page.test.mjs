@@ -238,7 +238,8 @@ describe('what is shown', () => {
   const HOSTILE = [
     '# Title <script>window.owned = 1</script>',
     '<img src=x onerror="window.owned = 1"> <b>plain</b>',
-    '[a](javascript:window.owned=1) [b](data:text/html,x) ![c](https://example.org/p.png) [d](https://example.org/)',
+    '[a](javascript:window.owned=1) [b](data:text/html,x)',
+    '![c](https://example.org/p.png) [d](https://example.org/)',
     '<a href="javascript:window.owned=1">e</a> <https://example.org/f>',
     '```html\n<script>window.owned = 1</script>\n```',
     '| a | b |\n|---|--:|\n| <i>x</i> | `y` |',

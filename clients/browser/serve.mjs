@@ -38,7 +38,7 @@ async function ready(url, child, log) {
 }
 
 /**
- * A running server: `url`, and `stop()`, which resolves to its exit code. Without `wait` it may still be loading.
+ * A running server: `url`, and `stop()`, which resolves to its exit code. Without `wait` it may still load.
  * `port` is one to take over from a server that ended.
  */
 export async function serve(options = [], { wait = true, env = {}, port = null } = {}) {
