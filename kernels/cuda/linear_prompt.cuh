@@ -200,21 +200,32 @@ SHARED void clear_sums(TileSums<S>& sums) {
 template <class S, class Place>
 SHARED void put_slice(const TileSums<S>& sums, float* out, uint outputs, uint tile, bool first_slice, const TileRows& in,
                       uint warp, uint lane, Place place) {
-    uint g = lane / 4, q = lane % 4;
+    uint g = lane / 4, q = lane % 4, first_output = (tile + warp % 4 * 2) * 16 + g;
 #pragma unroll
-    for (int n = 0; n < TileShape<S>::ROW_TILES; n++)
+    for (int n = 0; n < TileShape<S>::ROW_TILES; n += 2) {
+        // All reads of two row tiles before any write: nobody knows that they do not overlap.
+        float before[2][4][2];
+        float* to[2][2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint row = (n * 2 + warp / 4) * 8 + 2 * q + i % 2;
-            if (row >= in.count) continue;
-            float* to = out + (ulong)place(row) * outputs;
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                uint output = (tile + warp % 4 * 2 + m) * 16 + g + i / 2 * 8;
-                if (output >= outputs) continue;
-                to[output] = (first_slice ? 0.0f : to[output]) + sums.v[n][m][i];
-            }
+        for (int j = 0; j < 4; j++) {
+            uint row = ((n + j / 2) * 2 + warp / 4) * 8 + 2 * q + j % 2;
+            to[j / 2][j % 2] = row < in.count ? out + (ulong)place(row) * outputs + first_output : nullptr;
         }
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            float* from = to[j / 8][j / 2 % 2];
+            uint output = j % 2 * 16 + j / 4 % 2 * 8;
+            bool there = !first_slice && from && first_output + output < outputs;
+            before[j / 8][j / 2 % 4][j % 2] = there ? from[output] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            float* at = to[j / 8][j / 2 % 2];
+            uint output = j % 2 * 16 + j / 4 % 2 * 8;
+            if (at && first_output + output < outputs)
+                at[output] = before[j / 8][j / 2 % 4][j % 2] + sums.v[n + j / 8][j % 2][j / 2 % 4];
+        }
+    }
 }
 
 // The whole tile: outputs 16 tile .. + 127.

@@ -129,13 +129,13 @@ extern "C" __global__ void join_rows(const float* a, uint a_width, const float* 
     }
 }
 
-// out[i] = x[from[i]].
-extern "C" __global__ void gather_rows(const float* x, uint width, const uint* from, float* out) {
+// out[to[i]] = x[from[i]]; without `to`, out[i].
+extern "C" __global__ void gather_rows(const float* x, uint width, const uint* from, const uint* to, float* out) {
     wait_for_launches_before();
     start_next_launch();
     float quad[4];
     load_quad(x + (ulong)from[blockIdx.y] * width, quad_at(), width, quad);
-    store_quad(out + (ulong)blockIdx.y * width, quad_at(), width, quad);
+    store_quad(out + (ulong)(to ? to[blockIdx.y] : blockIdx.y) * width, quad_at(), width, quad);
 }
 
 // out[r] = sum of weights[r, i] * routed[r * k + i] in rank order from +0, then + sigmoid(gate[r]) * shared[r].

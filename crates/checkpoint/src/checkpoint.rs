@@ -10,7 +10,7 @@ use quant::Matrix;
 use serde_json::Value;
 
 use crate::{
-    Error, Expected, Format, Kind, Projection, Report, Source, Verified,
+    Error, Expected, Format, Kind, Projection, Report, Source, Verified, fingerprint,
     folder::Folder,
     locate::{self, Locator},
     names,
@@ -163,6 +163,13 @@ impl Checkpoint {
         let found = Locator::new(self.folder()).floats(name, &[len])?;
         let found = found.ok_or_else(|| lacks(name, Kind::Norm { len }))?;
         Ok(self.inner.norms.gamma(name, read::floats(self.folder(), &found)))
+    }
+
+    /// A SHA-256 that names the model: over `config.json` as parsed, and of each weight file its name, length
+    /// and header and the first [`crate::SAMPLE_BYTES`] of every [`crate::SAMPLE_EVERY`]. Reading all of a
+    /// large model would take as long as loading it.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        fingerprint::fingerprint(self.folder())
     }
 
     /// What the folder holds.

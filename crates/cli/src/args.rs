@@ -5,7 +5,13 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::commands::again::{BundleArgs, ReplayArgs, VerifyArgs};
+use crate::commands::config::ConfigAction;
+use crate::commands::connect::ConnectArgs;
+use crate::commands::doctor::DoctorArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::template::TemplateArgs;
+use crate::commands::top::TopArgs;
 
 /// Inference for the Qwen3.5-MoE family.
 ///
@@ -13,7 +19,7 @@ use crate::commands::serve::ServeArgs;
 /// `synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S`: random weights made in memory.
 ///
 /// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
-/// 5 device or driver, 7 mismatch found, 130 interrupted.
+/// 5 device or driver, 6 network, 7 mismatch found, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "clary", version, propagate_version = false)]
 pub(crate) struct Cli {
@@ -24,8 +30,11 @@ pub(crate) struct Cli {
 }
 
 /// Options of every command.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Global {
+    /// Configuration file in place of the user's own
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// No progress, reasoning, statistics or notes on stderr
     #[arg(long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -64,6 +73,12 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// The server: OpenAI's, Anthropic's and Ollama's routes on one port
     Serve(Box<ServeArgs>),
+    /// Run the request of a receipt again, plainly, and compare
+    Verify(VerifyArgs),
+    /// Run a recorded request again, plainly, and compare
+    Replay(ReplayArgs),
+    /// Take a recorded request out of the folder of `serve --record`
+    Bundle(BundleArgs),
     /// Teacher-forced scores of token ids
     Logits(LogitsArgs),
     /// Write a random checkpoint that loads
@@ -75,6 +90,20 @@ pub(crate) enum Command {
         /// Which one
         #[command(subcommand)]
         eval: Eval,
+    },
+    /// The prompt that a chat becomes, and its tokens
+    Template(TemplateArgs),
+    /// Whether this machine can run models, and what to mend
+    Doctor(DoctorArgs),
+    /// Settings for a known client, and whether it would work with a running server
+    Connect(ConnectArgs),
+    /// What a running server is doing: slots, queue, rates, acceptance, cache, memory
+    Top(TopArgs),
+    /// Settings of `serve`: what counts, and where it comes from
+    Config {
+        /// What to do
+        #[command(subcommand)]
+        action: ConfigAction,
     },
     /// Print a completion script for a shell
     Completions {
@@ -191,7 +220,7 @@ pub(crate) enum MemoryLimit {
     Percent(f64),
 }
 
-fn ctx(text: &str) -> Result<Ctx, String> {
+pub(crate) fn ctx(text: &str) -> Result<Ctx, String> {
     match text {
         "auto" => Ok(Ctx::Auto),
         number => match number.parse() {
@@ -246,7 +275,7 @@ pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|value| (0.0..=1.0).contains(value)).ok_or("a number from 0 to 1".into())
 }
 
-fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+pub(crate) fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     let expected =
         || "bytes (12884901888, 12GiB, 12000MiB) or a percentage above 0, up to 100% (80%)".to_owned();
     if let Some(percent) = text.strip_suffix('%') {

@@ -24,6 +24,8 @@ pub(crate) enum Exit {
     Memory = 4,
     /// A device or its driver.
     Device = 5,
+    /// A server or the way to it.
+    Network = 6,
     /// Things that must be equal differ.
     Mismatch = 7,
     /// Ctrl-C.
@@ -39,6 +41,7 @@ impl Exit {
             Self::Model => "`clary check MODEL` looks for all that is wrong with a model's files",
             Self::Memory => "--ctx, --kv and --memory-limit decide how much memory a run needs and may use",
             Self::Device => "--device cpu always works",
+            Self::Network => "check the address, and that the server runs",
             Self::Mismatch => "this must not happen: keep the command and the model's name for a report",
             Self::Interrupted => "start it again",
         }

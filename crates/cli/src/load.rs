@@ -47,6 +47,8 @@ pub(crate) struct Sizes {
     pub(crate) logits_rows_max: usize,
     /// Whether the MTP layer is loaded where it is stored.
     pub(crate) mtp: bool,
+    /// Most tokens of a picture; 0 leaves the vision tower out.
+    pub(crate) image_tokens: usize,
     /// Whether and how deep replies are drafted.
     pub(crate) draft: Draft,
 }
@@ -55,7 +57,16 @@ impl Sizes {
     /// Sizes of a single reply.
     pub(crate) fn reply(ctx: Ctx, draft: Draft) -> Self {
         let mtp = draft != Draft::Off;
-        Self { slots: 1, snapshots: 0, ctx, rows_max: ROWS_MAX, logits_rows_max: WINDOW_ROWS_MAX, mtp, draft }
+        Self {
+            slots: 1,
+            snapshots: 0,
+            ctx,
+            rows_max: ROWS_MAX,
+            logits_rows_max: WINDOW_ROWS_MAX,
+            mtp,
+            image_tokens: 0,
+            draft,
+        }
     }
 
     /// Sizes of a chat: one sequence, and snapshots so that its next turn starts where the last one ended.
@@ -75,6 +86,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         rows_max: sizes.rows_max,
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
+        image_tokens: sizes.image_tokens,
     };
     let wish = Wish {
         config: &weights.config,

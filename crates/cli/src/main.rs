@@ -1,12 +1,15 @@
 //! The binary `clary`: flags, wiring, progress, human errors.
 
 mod args;
+mod client;
 mod commands;
+mod config;
 mod error;
 mod ids;
 mod interrupt;
 mod load;
 mod memory;
+mod numbers;
 mod origin;
 mod output;
 mod progress;
@@ -20,24 +23,34 @@ mod target;
 mod transcript;
 mod weights;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::Cli;
+use args::{Cli, Command};
 use error::{Exit, Failure};
 use output::Output;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => return not_parsed(&error),
     };
-    let output = Output::new(cli.global);
-    match commands::dispatch(cli.command, &output) {
+    let output = Output::new(&cli.global);
+    match complete(cli, &words).and_then(|cli| commands::dispatch(cli, &output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => report(&failure, &output),
+    }
+}
+
+/// Adds what the configuration file says about the server.
+fn complete(cli: Cli, words: &[OsString]) -> error::Result<Cli> {
+    match cli.command {
+        Command::Serve(_) => config::complete(words, &config::read(cli.global.config.as_deref())?),
+        _ => Ok(cli),
     }
 }
 

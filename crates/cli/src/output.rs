@@ -22,7 +22,7 @@ pub(crate) struct Output {
 
 impl Output {
     /// What the options and the two streams say.
-    pub(crate) fn new(global: Global) -> Self {
+    pub(crate) fn new(global: &Global) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let colors = |is_terminal: bool| match global.color {
             Color::Always => true,

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{Checkpoint, Report, Source, Synth, Warning};
 use model::qwen3_5::{Config, Parts, inventory};
+use sha2::{Digest, Sha256};
 
 use crate::error::Result;
 use crate::origin::{Origin, SynthSpec};
 use crate::synth;
+use crate::table;
 
 /// Where the numbers are.
 pub(crate) enum Stored {
@@ -31,6 +33,8 @@ pub(crate) struct Weights {
     pub(crate) warnings: Vec<Warning>,
     /// The numbers.
     pub(crate) stored: Stored,
+    /// What random numbers are made from, beside the config.
+    recipe: Option<(String, u64)>,
 }
 
 impl Weights {
@@ -57,6 +61,7 @@ impl Weights {
             dir: dir.to_owned(),
             warnings,
             stored: Stored::Folder(checkpoint),
+            recipe: None,
         })
     }
 
@@ -72,6 +77,7 @@ impl Weights {
             dir: dir.to_owned(),
             warnings: Vec::new(),
             stored: Stored::Synth(synth),
+            recipe: Some((spec.scheme.clone(), spec.seed)),
         })
     }
 
@@ -81,6 +87,16 @@ impl Weights {
             Stored::Folder(checkpoint) => checkpoint,
             Stored::Synth(synth) => synth,
         }
+    }
+
+    /// `sha256:` and a digest that names the model in receipts: [`Checkpoint::fingerprint`], or for random
+    /// weights that of what they are made from.
+    pub(crate) fn digest(&self) -> String {
+        let digest = match &self.stored {
+            Stored::Folder(checkpoint) => checkpoint.fingerprint(),
+            Stored::Synth(synth) => Sha256::digest(format!("{:?}\n{}", self.recipe, synth.config())).into(),
+        };
+        format!("sha256:{}", table::hex(&digest))
     }
 
     /// What the folder holds; `None` for synthetic weights.

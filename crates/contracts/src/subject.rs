@@ -73,6 +73,7 @@ impl Sizes {
             rows_max: self.rows_max,
             logits_rows_max: self.rows_max,
             mtp: true,
+            image_tokens: 0,
         }
     }
 }

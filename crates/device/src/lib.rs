@@ -21,7 +21,7 @@ pub use handles::{
     Picks, Rotary, StatePool, VectorRef,
 };
 pub use open::{OpenSettings, open};
-pub use stages::{Adjust, Device, Draw, Drawn};
+pub use stages::{Activation, Adjust, Device, Draw, Drawn};
 pub use step::{Row, Step, StepError, Window};
 
 /// Tokens of one K/V page: one attention block (`docs/arithmetic.md`, K/V cache).

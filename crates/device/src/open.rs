@@ -66,7 +66,10 @@ mod tests {
         }
         // No machine has that many; without a driver the error says so.
         let error = open("cuda:999", settings).err().expect("no such card").to_string();
-        assert!(error.contains("cuda:999") && (error.contains("driver") || error.contains("cards")), "{error}");
+        assert!(
+            error.contains("cuda:999") && (error.contains("driver") || error.contains("cards")),
+            "{error}"
+        );
         // A machine without a card, and one whose cards are too small, fall back.
         let device = open("auto", OpenSettings { memory: u64::MAX, ..settings.into() }).expect("falls back");
         assert!(device.name().starts_with("cpu ("), "{}", device.name());

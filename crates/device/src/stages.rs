@@ -60,6 +60,17 @@ pub struct Adjust {
     pub bias: f32,
 }
 
+/// What follows a bias (`docs/model.md` section 9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    None,
+    /// GELU by the hyperbolic tangent, inside blocks.
+    GeluTanh,
+    /// GELU by the error function, in the merger.
+    GeluErf,
+}
+
 /// A drawn token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn {
@@ -151,6 +162,9 @@ pub trait Device: Send {
     fn join(&mut self, a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
     /// `out[i] = x[from[i]]`.
     fn gather(&mut self, x: Buffer, from: &[usize], out: Buffer) -> Result;
+    /// `out[to[i]] = x[from[i]]`, exactly; the other rows of `out` stay. `x` and `out` are different buffers of one
+    /// width, `from` and `to` have one length, and no row stands twice in `to`.
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result;
     /// Causal depthwise convolution and silu over the step's rows, `[rows, C]` to `[rows, C]`; `taps` is
     /// `[C, conv_taps]`, the last tap for the current token. Keeps the pool's last input rows.
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result;
@@ -214,4 +228,65 @@ pub trait Device: Send {
     ) -> Result;
     /// Draws tokens from rows of logits.
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>>;
+
+    // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
+
+    /// Copies `rows` rows of `from`, from row `first` on, to row `at` on of `to`. Where widths differ the values are
+    /// taken as they lie in memory; whole rows of `to` are filled.
+    fn copy_values(&mut self, _from: Buffer, _first: usize, _rows: usize, _to: Buffer, _at: usize) -> Result {
+        no_pictures("copy_values")
+    }
+    /// LayerNorm: `out = (x - mean) / sqrt(var + eps) * weight + bias` over whole rows.
+    fn layer_norm(
+        &mut self,
+        _x: Buffer,
+        _rows: usize,
+        _weight: VectorRef,
+        _bias: VectorRef,
+        _eps: f32,
+        _out: Buffer,
+    ) -> Result {
+        no_pictures("layer_norm")
+    }
+    /// `x = act(x + bias)`, in place.
+    fn bias(&mut self, _x: Buffer, _rows: usize, _bias: VectorRef, _act: Activation) -> Result {
+        no_pictures("bias")
+    }
+    /// `x += delta + bias`, in place.
+    fn add_bias(&mut self, _x: Buffer, _delta: Buffer, _rows: usize, _bias: VectorRef) -> Result {
+        no_pictures("add_bias")
+    }
+    /// Of the step's rows: adds `bias` to `qkv` `[rows, 3, heads, head_dim]`, turns every q and k head, and parts them
+    /// to `q`, `k` and `v` `[rows, heads, head_dim]`. The table has `head_dim / 2` frequencies: entry `j` turns with
+    /// entry `j + head_dim / 2`.
+    fn rope_2d(
+        &mut self,
+        _qkv: Buffer,
+        _bias: VectorRef,
+        _rotary: Rotary,
+        _shape: AttentionShape,
+        _q: Buffer,
+        _k: Buffer,
+        _v: Buffer,
+    ) -> Result {
+        no_pictures("rope_2d")
+    }
+    /// Attention without a mask: the step's rows see the first `keys[w]` places of their window's pages, whatever
+    /// their own index; `out` like `q`.
+    fn full_attention(
+        &mut self,
+        _q: Buffer,
+        _shape: AttentionShape,
+        _pool: KvPool,
+        _keys: &[usize],
+        _out: Buffer,
+    ) -> Result {
+        no_pictures("full_attention")
+    }
+}
+
+/// The answer of a device that lacks a stage of the vision tower.
+fn no_pictures(stage: &'static str) -> Result {
+    let message = "this device does not compute pictures; choose another device or --vision off".into();
+    Err(DeviceError::Failed { stage, message })
 }

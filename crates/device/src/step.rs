@@ -137,3 +137,13 @@ impl Step {
         &self.windows
     }
 }
+
+/// Refuses counts of keys that the windows' pages cannot hold.
+pub(crate) fn check_keys(stage: &'static str, step: &Step, keys: &[usize]) -> Result<(), crate::DeviceError> {
+    let fits = |(window, keys): (&Window, &usize)| (1..=window.pages.len() * PAGE_TOKENS).contains(keys);
+    if keys.len() == step.windows().len() && step.windows().iter().zip(keys).all(fits) {
+        return Ok(());
+    }
+    let message = format!("keys {keys:?} of {} windows; each within its pages", step.windows().len());
+    Err(crate::DeviceError::Failed { stage, message })
+}

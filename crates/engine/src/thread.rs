@@ -1,7 +1,7 @@
 //! The engine's thread and the handle that requests go through.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -28,6 +28,8 @@ struct Shared {
     queue_max: usize,
     /// Requests that were taken and have no slot yet.
     queued: AtomicUsize,
+    /// Nanoseconds of the clock at which the engine last got something to do. A rest is no stall.
+    woken: AtomicU64,
     status: Mutex<Status>,
     /// Why the engine takes nothing any more.
     stopped: Mutex<Option<String>>,
@@ -61,6 +63,7 @@ impl Engine {
             limits: Limits::new(model.spec(), settings.vocabulary),
             queue_max: settings.queue_max,
             queued: AtomicUsize::new(0),
+            woken: AtomicU64::new(0),
             status: Mutex::default(),
             stopped: Mutex::default(),
             clock: clock.clone(),
@@ -103,6 +106,10 @@ impl Handle {
         if let Some(reason) = &*stopped {
             return Err(Refusal::Stopped { reason: reason.clone() });
         }
+        if !self.shared.busy() {
+            let now = self.shared.clock.now().as_nanos() as u64;
+            self.shared.woken.store(now, Ordering::Release);
+        }
         let limit = self.shared.queue_max;
         let count = |queued: usize| (queued < limit).then_some(queued + 1);
         let counted = self.shared.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
@@ -126,11 +133,12 @@ impl Handle {
         lock(&self.shared.status).clone()
     }
 
-    /// Time since the last step ended, if something runs or waits: a sign of life for health checks.
+    /// Time since the last step ended, or since the work came where it found the engine at rest; `None` if
+    /// nothing runs or waits. A sign of life for health checks.
     pub fn step_age(&self) -> Option<Duration> {
-        let status = self.status();
-        let busy = status.prefilling + status.decoding + self.shared.queued.load(Ordering::Acquire) > 0;
-        busy.then(|| self.shared.clock.now().saturating_sub(status.last_step))
+        let woken = Duration::from_nanos(self.shared.woken.load(Ordering::Acquire));
+        let since = self.status().last_step.max(woken);
+        self.shared.busy().then(|| self.shared.clock.now().saturating_sub(since))
     }
 
     /// Why the engine stopped; `None` while it lives.
@@ -151,6 +159,12 @@ impl Handle {
 }
 
 impl Shared {
+    /// Whether anything runs or waits.
+    fn busy(&self) -> bool {
+        let status = lock(&self.status);
+        status.prefilling + status.decoding + self.queued.load(Ordering::Acquire) > 0
+    }
+
     fn publish(&self, status: Status) {
         *lock(&self.status) = status;
     }

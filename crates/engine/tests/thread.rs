@@ -56,6 +56,31 @@ fn many_threads_submit_and_each_hears_its_own_reply() {
     assert_eq!(handle.stopped().as_deref(), Some("test over"));
 }
 
+/// A request that finds the engine at rest does not make it look stalled before its first step has ended.
+#[test]
+fn a_rest_is_no_stall() {
+    let clock = engine::ManualClock::default();
+    let handle =
+        Engine::start_with(Box::new(FakeModel::new(slow())), settings(), std::sync::Arc::new(clock.clone()))
+            .expect("starts");
+    for request_id in 0..2 {
+        clock.advance(Duration::from_secs(600));
+        let (_ticket, events) = submit(&handle, request(request_id, 60, 20)).expect("fits");
+        // Time stands still: no age but none is right, whenever this looks.
+        while !matches!(events.recv_timeout(Duration::from_secs(60)), Ok(Event::Finished { .. })) {
+            let age = handle.step_age();
+            assert!(age.is_none_or(|age| age == Duration::ZERO), "{age:?}");
+        }
+    }
+    // Work without a step for long is one.
+    let (_ticket, events) = submit(&handle, request(2, 60, 1000)).expect("fits");
+    assert!(matches!(events.recv_timeout(Duration::from_secs(60)), Ok(Event::Admitted { .. })));
+    clock.advance(Duration::from_secs(5));
+    let ages = std::iter::repeat_with(|| handle.step_age()).take(3);
+    assert!(ages.flatten().all(|age| age <= Duration::from_secs(5)));
+    handle.stop("test over");
+}
+
 #[test]
 fn dropping_the_ticket_ends_the_reply() {
     let handle = Engine::start(Box::new(FakeModel::new(slow())), settings()).expect("starts");

@@ -1,6 +1,10 @@
 //! The [`Model`] trait and the types that cross it.
 
+use std::sync::Arc;
+
 use device::{DeviceError, Draw, Drawn, Row, StepError};
+
+use crate::picture::{Features, ImageRow, ImageSpec, Picture};
 
 /// A running sequence: an index below [`Spec::slots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,4 +161,31 @@ pub trait Model: Send {
     fn export_page(&mut self, page: u32) -> Result<Vec<u8>, ModelError>;
     /// Takes a page back.
     fn import_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError>;
+
+    /// What pictures the model takes; `None`: none.
+    fn image_spec(&self) -> Option<ImageSpec> {
+        None
+    }
+    /// Begins to encode pictures together, in place of what was being encoded. Their features do not depend on each
+    /// other.
+    fn encode(&mut self, _pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
+        Err(no_pictures())
+    }
+    /// Goes on encoding with at most `rows` rows of work (at least one chunk is done). `Some` once: the features, in
+    /// the order of the pictures. Slots are not touched; steps may run in between.
+    fn encode_next(&mut self, _rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
+        Err(no_pictures())
+    }
+    /// [`Self::step`] where rows without a token take image rows: exactly these.
+    fn step_images(&mut self, windows: &[Window], images: &[ImageRow]) -> Result<usize, ModelError> {
+        match images.is_empty() {
+            true => self.step(windows),
+            false => Err(no_pictures()),
+        }
+    }
+}
+
+fn no_pictures() -> ModelError {
+    let expected = "a model with a vision tower, loaded with it".into();
+    ModelError::Limit { what: "picture", found: "one".into(), expected }
 }

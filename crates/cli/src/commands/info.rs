@@ -64,6 +64,7 @@ impl Facts {
             rows_max: ROWS_MAX,
             logits_rows_max: 1,
             mtp: weights.parts.mtp,
+            image_tokens: 0,
         };
         let settings = settings.with_context(context);
         Self {

@@ -37,6 +37,7 @@ pub(crate) fn logits(args: &LogitsArgs, output: &Output) -> Result {
         rows_max: chunk,
         logits_rows_max: chunk,
         mtp: args.mtp,
+        image_tokens: 0,
         draft: Draft::Off,
     };
     let mut loaded = load::load(&weights, &args.model, args.threads.threads, sizes, output)?;

@@ -5,10 +5,18 @@ use serde_json::json;
 use crate::error::Result;
 use crate::output::Output;
 
+/// The commit this build was made from, where the build was told.
+const COMMIT: Option<&str> = option_env!("CLARY_COMMIT");
+
+/// The commit as servers and receipts name it.
+pub(crate) fn commit() -> &'static str {
+    COMMIT.unwrap_or("unknown")
+}
+
 /// Prints what this build is.
 pub(crate) fn version(output: &Output) -> Result {
     let version = env!("CARGO_PKG_VERSION");
-    let commit = option_env!("CLARY_COMMIT");
+    let commit = COMMIT;
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let isa = device::cpu::Isa::detect().name();
     if output.json {

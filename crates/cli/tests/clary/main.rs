@@ -2,9 +2,12 @@
 
 mod exact;
 mod inspect;
+mod looks;
+mod receipts;
 mod replies;
 mod scores;
 mod serve;
+mod texts;
 mod usage;
 
 use std::io::Write;

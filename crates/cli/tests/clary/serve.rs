@@ -13,23 +13,29 @@ use crate::{clary, demo, project};
 const WAIT: Duration = Duration::from_secs(120);
 
 /// A running server. Killed when dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
     /// Lines of the start report.
-    report: Vec<String>,
+    pub(crate) report: Vec<String>,
     /// `127.0.0.1:PORT`.
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Server {
     /// Starts the binary on a free port and waits for its report.
-    fn start(ctx: &str, options: &[&str]) -> Self {
+    pub(crate) fn start(ctx: &str, options: &[&str]) -> Self {
+        Self::start_with(ctx, options, &[])
+    }
+
+    /// The same with further variables of the environment.
+    pub(crate) fn start_with(ctx: &str, options: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_clary"))
             .args(["serve", &demo(), "--port", "0", "--ctx", ctx, "--cache-ram", "64MiB"])
             .args(options)
             .env("CLARY_QUEUE_TIMEOUT", "5m")
             .env("CLARY_NO_OLLAMA", "1")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -59,7 +65,7 @@ impl Server {
     }
 
     /// Sends a request and returns its socket.
-    fn send(&self, method: &str, path: &str, body: Option<&Value>) -> TcpStream {
+    pub(crate) fn send(&self, method: &str, path: &str, body: Option<&Value>) -> TcpStream {
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
         let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
@@ -70,7 +76,7 @@ impl Server {
     }
 
     /// Status and body of the answer.
-    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
         answer(self.send(method, path, body))
     }
 

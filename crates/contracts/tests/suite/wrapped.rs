@@ -139,6 +139,7 @@ impl<H: Hook> Device for Wrapped<H> {
         add_norm(&mut; x: Buffer, delta: Buffer, rows: usize, weight: VectorRef, eps: f32, out: Buffer) -> Result;
         join(&mut; a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
         gather(&mut; x: Buffer, from: &[usize], out: Buffer) -> Result;
+        copy_rows(&mut; x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result;
         conv(&mut; x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result;
         delta_rule(
             &mut; mixed: Buffer, a: Buffer, b: Buffer, decay: VectorRef, dt_bias: VectorRef, pool: StatePool,

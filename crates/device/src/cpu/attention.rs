@@ -1,4 +1,4 @@
-//! Causal attention over integer K/V (`docs/arithmetic.md`, scores, blocks and merge).
+//! Attention over integer K/V, causal or whole (`docs/arithmetic.md`, scores, blocks and merge).
 //!
 //! Work is cut into *batches*: up to [`VECTORS`] query vectors (the query heads of one K/V head, of one row
 //! or of a few rows of a chain) that share every load of K and V. A batch walks its blocks of 64 keys in
@@ -113,6 +113,18 @@ struct Plan<'a> {
     units: &'a [f32],
     /// The f32 nearest to `log2(e)/sqrt(head_dim)`.
     scale: f32,
+    /// Keys that every row of each window sees; `None`: those up to its own index.
+    keys: Option<&'a [usize]>,
+}
+
+impl Plan<'_> {
+    /// Index of the last key that row `row` of window `window` sees.
+    fn last_key(&self, window: usize, row: usize) -> usize {
+        match self.keys {
+            Some(keys) => keys[window] - 1,
+            None => self.step.windows()[window].index(row),
+        }
+    }
 }
 
 /// A batch's own view of its queries, and room for one block.
@@ -122,7 +134,7 @@ struct Walk<'a> {
     window: &'a Window,
     /// `[vectors, 2 * pairs]`.
     codes: Vec<i16>,
-    /// Token indices of the batch's rows.
+    /// Index of the last key that each of the batch's rows sees.
     index: [usize; VECTORS],
     /// A gathered block of a tree row.
     gathered: Option<(Vec<i8>, Vec<f32>)>,
@@ -144,7 +156,7 @@ impl<'a> Walk<'a> {
         for (at, row) in (batch.row..batch.row + batch.rows).enumerate() {
             let first = ((window.first + row) * plan.shape.heads + batch.head) * width;
             codes.extend_from_slice(&plan.codes[first..][..batch.heads * width]);
-            index[at] = window.index(row);
+            index[at] = plan.last_key(batch.window, row);
         }
         let tree = window.parents.is_some();
         Self {
@@ -334,13 +346,15 @@ impl Queries {
     }
 }
 
-/// [`crate::Device::attention`]: `q` and `out` `[rows, heads, head_dim]`; `queries` is scratch.
+/// [`crate::Device::attention`], or with `keys` [`crate::Device::full_attention`]: `q` and `out` `[rows, heads,
+/// head_dim]`; `queries` is scratch.
 pub(crate) fn attention(
     workers: &Workers,
     step: &Step,
     q: &[f32],
     shape: AttentionShape,
     pages: &KvPages,
+    keys: Option<&[usize]>,
     queries: &mut Queries,
     out: &mut [f32],
 ) {
@@ -350,11 +364,9 @@ pub(crate) fn attention(
     queries.cut(step, shape);
     let Queries { codes, units, batches, partial } = queries;
     let scale = (std::f64::consts::LOG2_E / (shape.head_dim as f64).sqrt()) as f32;
-    let plan = Plan { workers, step, shape, pages, codes, units, scale };
-    let spans = |batch: &Batch| {
-        let window = &step.windows()[batch.window];
-        window.index(batch.row + batch.rows - 1) / (KEYS * SPAN_BLOCKS) + 1
-    };
+    let plan = Plan { workers, step, shape, pages, codes, units, scale, keys };
+    let spans =
+        |batch: &Batch| plan.last_key(batch.window, batch.row + batch.rows - 1) / (KEYS * SPAN_BLOCKS) + 1;
     let spans_max = batches.iter().map(spans).max().unwrap_or(0);
     let out = Disjoint::new(out);
     if spans_max > 1 && batches.len() < 4 * workers.pool.threads() {

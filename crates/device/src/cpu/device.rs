@@ -13,11 +13,11 @@ use super::{
     rope::{self, HeadNorms, RotaryTable},
     route,
     state::States,
-    zeros,
+    vision, zeros,
 };
 use crate::{
-    AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef, KvPool,
-    KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef,
+    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
+    KvPool, KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, step::check_keys,
 };
 
 type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -278,6 +278,17 @@ impl Device for Cpu {
         Ok(())
     }
 
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result {
+        assert_eq!(from.len(), to.len(), "every row copied has its place");
+        self.planes.with(out, |out, planes| {
+            let (x, width) = (planes.get(x), out.width);
+            for (&row, &to) in from.iter().zip(to) {
+                out.values[to * width..][..width].copy_from_slice(&x.values[row * width..][..width]);
+            }
+        });
+        Ok(())
+    }
+
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         self.check_places("conv", pool)?;
         let rows = self.step.rows().len();
@@ -375,7 +386,8 @@ impl Device for Cpu {
         self.planes.with(out, |out, planes| {
             let (q, kv) = (planes.rows(q, rows), &self.kv[pool.0 as usize]);
             let queries = &mut self.queries;
-            attention::attention(&self.workers, &self.step, q, shape, kv, queries, out.rows_mut(rows));
+            let out = out.rows_mut(rows);
+            attention::attention(&self.workers, &self.step, q, shape, kv, None, queries, out);
         });
         Ok(())
     }
@@ -459,5 +471,99 @@ impl Device for Cpu {
             *result = Some(draw::draw(isa, row, &draws[task], scratch));
         });
         drawn.into_iter().map(|result| result.expect("every task ran")).collect()
+    }
+
+    fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {
+        let source = self.planes.get(from);
+        let (values, width) = (rows * source.width, self.planes.get(to).width);
+        if from == to || !values.is_multiple_of(width) {
+            let message = format!("{values} values to rows of {width}, between two buffers");
+            return Err(DeviceError::Failed { stage: "copy_values", message });
+        }
+        self.planes.with(to, |to, planes| {
+            let source = planes.get(from);
+            let source = &source.values[first * source.width..][..values];
+            to.values[at * width..][..values].copy_from_slice(source);
+        });
+        Ok(())
+    }
+
+    fn layer_norm(
+        &mut self,
+        x: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        bias: VectorRef,
+        eps: f32,
+        out: Buffer,
+    ) -> Result {
+        let (weight, bias) = (&self.vectors[weight.0 as usize], &self.vectors[bias.0 as usize]);
+        self.planes.with(out, |out, planes| {
+            let x = planes.rows(x, rows);
+            vision::layer_norm(&self.workers, x, weight, bias, eps, out.rows_mut(rows));
+        });
+        Ok(())
+    }
+
+    fn bias(&mut self, x: Buffer, rows: usize, bias: VectorRef, act: Activation) -> Result {
+        let x = self.planes.get_mut(x).rows_mut(rows);
+        vision::bias(&self.workers, x, &self.vectors[bias.0 as usize], act);
+        Ok(())
+    }
+
+    fn add_bias(&mut self, x: Buffer, delta: Buffer, rows: usize, bias: VectorRef) -> Result {
+        let bias = &self.vectors[bias.0 as usize];
+        self.planes.with(x, |x, planes| {
+            vision::add_bias(&self.workers, x.rows_mut(rows), planes.rows(delta, rows), bias);
+        });
+        Ok(())
+    }
+
+    fn rope_2d(
+        &mut self,
+        qkv: Buffer,
+        bias: VectorRef,
+        rotary: Rotary,
+        shape: AttentionShape,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+    ) -> Result {
+        let rows = self.step.rows();
+        let mut out = [q, k, v].map(|buffer| self.planes.take(buffer));
+        let result = vision::rope_2d(
+            &self.workers,
+            rows,
+            self.planes.rows(qkv, rows.len()),
+            &self.vectors[bias.0 as usize],
+            shape,
+            &self.rotaries[rotary.0 as usize],
+            &mut self.angles,
+            out.each_mut(),
+        );
+        for (buffer, plane) in [q, k, v].into_iter().zip(out) {
+            self.planes.put(buffer, plane);
+        }
+        result
+    }
+
+    fn full_attention(
+        &mut self,
+        q: Buffer,
+        shape: AttentionShape,
+        pool: KvPool,
+        keys: &[usize],
+        out: Buffer,
+    ) -> Result {
+        let stage = "full_attention";
+        self.check_pages(stage, pool)?;
+        check_keys(stage, &self.step, keys)?;
+        let rows = self.step.rows().len();
+        self.planes.with(out, |out, planes| {
+            let (q, kv, out) = (planes.rows(q, rows), &self.kv[pool.0 as usize], out.rows_mut(rows));
+            let queries = &mut self.queries;
+            attention::attention(&self.workers, &self.step, q, shape, kv, Some(keys), queries, out);
+        });
+        Ok(())
     }
 }

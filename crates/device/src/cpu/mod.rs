@@ -29,6 +29,7 @@ mod state;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod vision;
 mod workers;
 
 pub use isa::Isa;

@@ -12,14 +12,19 @@ pub(crate) struct RotaryTable {
 
 impl RotaryTable {
     /// Writes the cosines, then the sines, of every row: `[rows, 2, half]`.
-    fn angles(&self, rows: &[Row], out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    pub(crate) fn angles(
+        &self,
+        stage: &'static str,
+        rows: &[Row],
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
         let half = self.axes.len();
         out.clear();
         for row in rows {
             let positions = self.cos.len() / half.max(1);
             if let Some(&position) = row.position.iter().find(|&&p| half > 0 && p as usize >= positions) {
                 return Err(DeviceError::Failed {
-                    stage: "qk_norm_rope",
+                    stage,
                     message: format!("rotary position {position}, the table has {positions}"),
                 });
             }
@@ -36,13 +41,19 @@ impl RotaryTable {
     }
 }
 
-/// Norms one head, then turns entry `j` with entry `j + half`.
+/// Norms one head, then turns it.
 #[inline(always)]
 fn head_body(x: &mut [f32], weight: &[f32], eps: f32, angles: &[f32]) {
     let r = inverse_rms(x, eps);
     for (x, w) in x.iter_mut().zip(weight) {
         *x = (*x * r) * w;
     }
+    turn(x, angles);
+}
+
+/// Turns entry `j` of a head with entry `j + half` by `angles` `[2, half]`, cosines first.
+#[inline(always)]
+pub(crate) fn turn(x: &mut [f32], angles: &[f32]) {
     let half = angles.len() / 2;
     let (cos, sin) = angles.split_at(half);
     let (low, high) = x[..2 * half].split_at_mut(half);
@@ -75,7 +86,7 @@ pub(crate) fn qk_norm_rope(
 ) -> Result<(), DeviceError> {
     let AttentionShape { heads, kv_heads, head_dim } = norms.shape;
     assert!(2 * table.axes.len() <= head_dim, "the rotation fits a head");
-    table.angles(rows, angles)?;
+    table.angles("qk_norm_rope", rows, angles)?;
     let turn = 2 * table.axes.len();
     let (q_width, k_width) = (heads * head_dim, kv_heads * head_dim);
     workers.rows2(q, q_width, k, k_width, &|first, q, k| {

@@ -20,6 +20,26 @@ pub(crate) fn sum_squares<const L: usize>(x: &[f32]) -> f32 {
     tree(lanes)
 }
 
+/// `sum_L(x)`.
+#[inline(always)]
+pub(crate) fn sum<const L: usize>(x: &[f32]) -> f32 {
+    let mut lanes = [0f32; L];
+    let (whole, rest) = x.as_chunks::<L>();
+    for values in whole {
+        for l in 0..L {
+            lanes[l] += values[l];
+        }
+    }
+    if !rest.is_empty() {
+        let mut values = [0f32; L];
+        values[..rest.len()].copy_from_slice(rest);
+        for l in 0..L {
+            lanes[l] += values[l];
+        }
+    }
+    tree(lanes)
+}
+
 /// `lane[i] += lane[i + h]` for h = L/2 ... 1.
 #[inline(always)]
 pub(crate) fn tree<const L: usize>(mut lanes: [f32; L]) -> f32 {
@@ -45,6 +65,8 @@ mod tests {
         assert_eq!(sum_squares::<4>(&[1.0, 2.0, 3.0, 4.0, 5.0]), 55.0);
         // (1 + 0) + (2^-24 + 2^-24) keeps both small ones.
         assert_eq!(sum_squares::<4>(&[1.0, tiny, 0.0, tiny]), 1.0 + (-23f32).exp2());
+        assert_eq!(sum::<2>(&[1.0, tiny * tiny, tiny * tiny]), 1.0);
+        assert_eq!(sum::<4>(&[1.0, 2.0, 3.0, 4.0, 5.0]), 15.0);
         assert_eq!(sum_squares::<256>(&[]), 0.0);
         assert!(sum_squares::<16>(&[0.0, f32::NAN]).is_nan());
     }

@@ -53,10 +53,8 @@ impl Call {
             ],
         };
         let head = || Args::new().step(&c.step()).words(&self.pages.words()).words(&words);
-        let (args, fold) = (
-            head().ptr(self.q).ptr(self.out).words(&partial),
-            head().ptr(self.out).words(&partial),
-        );
+        let (args, fold) =
+            (head().ptr(self.q).ptr(self.out).words(&partial), head().ptr(self.out).words(&partial));
         let grid = [shape.spans, self.tiles * rows_max, shape.windows];
         c.launch(self.kernel("attention_spans"), grid, BLOCK, args);
         if shape.spans > 1 {
@@ -84,7 +82,13 @@ impl Call {
 }
 
 /// [`crate::Device::attention`].
-pub(super) fn lower(c: &mut Lowering<'_>, q: Buffer, shape: AttentionShape, pool: KvPool, out: Buffer) -> Result {
+pub(super) fn lower(
+    c: &mut Lowering<'_>,
+    q: Buffer,
+    shape: AttentionShape,
+    pool: KvPool,
+    out: Buffer,
+) -> Result {
     let pages = c.kv(pool);
     let fits = shape.kv_heads == pages.shape.kv_heads && shape.head_dim == pages.shape.head_dim;
     if !fits || !shape.heads.is_multiple_of(shape.kv_heads) {

@@ -70,6 +70,13 @@ pub(super) enum Command {
         from: Span,
         out: Buffer,
     },
+    /// Words: `rows` rows of `x`, then the rows of `out` they go to.
+    CopyRows {
+        x: Buffer,
+        rows: usize,
+        words: Span,
+        out: Buffer,
+    },
     Conv {
         x: Buffer,
         taps: VectorRef,

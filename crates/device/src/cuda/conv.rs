@@ -13,7 +13,13 @@ const WINDOW_ROWS: usize = 32;
 const CHUNK: usize = 16;
 
 /// [`crate::Device::conv`].
-pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
+pub(super) fn lower(
+    c: &mut Lowering<'_>,
+    x: Buffer,
+    taps: VectorRef,
+    pool: StatePool,
+    out: Buffer,
+) -> Result {
     let (states, shape) = (c.states(pool), c.shape());
     let (channels, count) = (states.shape.channels(), states.shape.conv_taps);
     let (taps, found) = c.vector(taps);

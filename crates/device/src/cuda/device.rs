@@ -334,11 +334,28 @@ impl Device for Cuda {
     }
 
     fn gather(&mut self, x: Buffer, from: &[usize], out: Buffer) -> Result {
+        if from.is_empty() {
+            return Ok(());
+        }
         self.check_rows("gather", from.len(), &[out])?;
         from.iter().try_for_each(|&row| self.check_rows("gather", row + 1, &[x]))?;
         let words: Vec<u32> = from.iter().map(|&row| row as u32).collect();
         let span = self.words(&words)?;
         self.record(Command::Gather { x, rows: from.len(), from: span, out })
+    }
+
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result {
+        if from.len() != to.len() || x == out {
+            return failed("copy_rows", format!("{} rows to {} places", from.len(), to.len()));
+        }
+        from.iter().try_for_each(|&row| self.check_rows("copy_rows", row + 1, &[x]))?;
+        to.iter().try_for_each(|&row| self.check_rows("copy_rows", row + 1, &[out]))?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<u32> = from.iter().chain(to).map(|&row| row as u32).collect();
+        let words = self.words(&words)?;
+        self.record(Command::CopyRows { x, rows: from.len(), words, out })
     }
 
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {

@@ -42,7 +42,8 @@ impl KvPages {
             return Err(DeviceError::Failed { stage, message: format!("{shape:?} is not a K/V shape") });
         }
         if shape.head_dim > HEAD_DIM_MAX {
-            let message = format!("heads of {} have no kernel; supported: up to {HEAD_DIM_MAX}", shape.head_dim);
+            let message =
+                format!("heads of {} have no kernel; supported: up to {HEAD_DIM_MAX}", shape.head_dim);
             return Err(DeviceError::Failed { stage, message });
         }
         let blocks = shape.pages.saturating_mul(shape.kv_heads);

@@ -267,6 +267,7 @@ impl<'a> Lowering<'a> {
             }
             C::Join { a, b, rows, out } => rows::join(self, a, b, rows, out),
             C::Gather { x, rows, from, out } => rows::gather(self, x, rows, from, out),
+            C::CopyRows { x, rows, words, out } => rows::copy_rows(self, x, rows, words, out),
             C::GatedNorm { x, z, rows, weight, eps } => rows::gated_norm(self, x, z, rows, weight, eps),
             C::OutGate { x, qg, rows, head_dim } => rows::out_gate(self, x, qg, rows, head_dim),
             C::Swiglu { gate, up, rows, out } => rows::swiglu(self, gate, up, rows, out),

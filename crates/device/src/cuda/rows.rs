@@ -68,7 +68,14 @@ pub(super) fn join(c: &mut Lowering<'_>, a: Buffer, b: Buffer, rows: usize, out:
 /// [`crate::Device::gather`].
 pub(super) fn gather(c: &mut Lowering<'_>, x: Buffer, rows: usize, from: Span, out: Buffer) {
     let (x, from, out) = (c.plane(x), c.span(from), c.output(out));
-    let args = Args::new().ptr(x.ptr).size(x.width).ptr(from).ptr(out.ptr);
+    let args = Args::new().ptr(x.ptr).size(x.width).ptr(from).ptr(0).ptr(out.ptr);
+    c.launch(kernel("gather_rows"), [quads(x.width), rows, 1], BLOCK, args);
+}
+
+/// [`crate::Device::copy_rows`]; `words` holds the rows of `x`, then those of `out`.
+pub(super) fn copy_rows(c: &mut Lowering<'_>, x: Buffer, rows: usize, words: Span, out: Buffer) {
+    let (x, from, out) = (c.plane(x), c.span(words), c.output(out));
+    let args = Args::new().ptr(x.ptr).size(x.width).ptr(from).ptr(from + 4 * rows as u64).ptr(out.ptr);
     c.launch(kernel("gather_rows"), [quads(x.width), rows, 1], BLOCK, args);
 }
 

@@ -50,7 +50,10 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("linear.cu", &[("ROWS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear.cu", &[("ROWS", "8"), ("KINDS", "2"), ("KIND0", "16452"), ("KIND1", "16456")]),
     ("linear.cu", &[("ROWS", "32"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "32788")]),
-    ("linear.cu", &[("ROWS", "16"), ("KINDS", "3"), ("KIND0", "8294"), ("KIND1", "16453"), ("KIND2", "16450")]),
+    (
+        "linear.cu",
+        &[("ROWS", "16"), ("KINDS", "3"), ("KIND0", "8294"), ("KIND1", "16453"), ("KIND2", "16450")],
+    ),
     ("linear_prompt.cu", &[("BLOCKS", "2"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")]),
     ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")]),

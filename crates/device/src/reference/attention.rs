@@ -53,7 +53,7 @@ pub(super) fn qk_norm_rope(
 }
 
 /// Cosine and sine of each frequency at the row's position on that frequency's axis.
-fn turns(stage: &'static str, table: &RotaryTable, row: &Row) -> Result<Vec<(f64, f64)>> {
+pub(super) fn turns(stage: &'static str, table: &RotaryTable, row: &Row) -> Result<Vec<(f64, f64)>> {
     let half = table.axes.len();
     let turn = |(j, &axis): (usize, &u8)| {
         let position = row.position[axis as usize] as usize;
@@ -64,7 +64,7 @@ fn turns(stage: &'static str, table: &RotaryTable, row: &Row) -> Result<Vec<(f64
 }
 
 /// Turns entry `j` with entry `j + half` of a head.
-fn rotate(head: &mut [f64], turns: &[(f64, f64)]) {
+pub(super) fn rotate(head: &mut [f64], turns: &[(f64, f64)]) {
     for (j, &(cos, sin)) in turns.iter().enumerate() {
         let (a, b) = (head[j], head[j + turns.len()]);
         head[j] = a * cos - b * sin;
@@ -72,7 +72,7 @@ fn rotate(head: &mut [f64], turns: &[(f64, f64)]) {
     }
 }
 
-fn check_shape(stage: &'static str, shape: AttentionShape) -> Result {
+pub(super) fn check_shape(stage: &'static str, shape: AttentionShape) -> Result {
     if shape.kv_heads == 0 || shape.head_dim == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
         return Err(failed(stage, format!("{shape:?} is not a shape")));
     }
@@ -97,7 +97,7 @@ pub(super) fn kv_append(device: &mut Reference, k: Buffer, v: Buffer, pool: KvPo
     Ok(())
 }
 
-fn faults_as_nan(values: &[f64]) -> Vec<f64> {
+pub(super) fn faults_as_nan(values: &[f64]) -> Vec<f64> {
     values.iter().map(|&x| if is_fault(x) { f64::NAN } else { x }).collect()
 }
 
@@ -163,7 +163,7 @@ fn attend_row(
 
 by_isa! {
     /// Sum of products in 8 lanes, lane = index mod 8.
-    fn dot(x: &[f64], y: &[f64]) -> f64 = dot_body
+    pub(super) fn dot(x: &[f64], y: &[f64]) -> f64 = dot_body
 }
 
 #[inline(always)]
@@ -180,7 +180,7 @@ fn dot_body(x: &[f64], y: &[f64]) -> f64 {
 
 by_isa! {
     /// `out += by * x`.
-    fn add_scaled(out: &mut [f64], by: f64, x: &[f64]) = add_scaled_body
+    pub(super) fn add_scaled(out: &mut [f64], by: f64, x: &[f64]) = add_scaled_body
 }
 
 #[inline(always)]

@@ -16,12 +16,13 @@ mod parallel;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod vision;
 
 use quant::Matrix;
 
 use crate::{
-    AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef, KvPool,
-    KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, cpu::Isa,
+    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
+    KvPool, KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, cpu::Isa,
 };
 use linear::Weights;
 use memory::{ActivationRows, Experts, KvPages, PickRows, RotaryTable, StatePlaces};
@@ -233,6 +234,10 @@ impl Device for Reference {
         rows::gather(self, x, from, out)
     }
 
+    fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result {
+        rows::copy_rows(self, x, from, out, to)
+    }
+
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         delta_rule::conv(self, x, taps, pool, out)
     }
@@ -313,5 +318,53 @@ impl Device for Reference {
 
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
         draws.iter().map(|draw| draw::draw(memory::row(self, "draw", logits, draw.row)?, draw)).collect()
+    }
+
+    fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {
+        vision::copy_values(self, from, first, rows, to, at)
+    }
+
+    fn layer_norm(
+        &mut self,
+        x: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        bias: VectorRef,
+        eps: f32,
+        out: Buffer,
+    ) -> Result {
+        vision::layer_norm(self, x, rows, weight, bias, eps, out)
+    }
+
+    fn bias(&mut self, x: Buffer, rows: usize, bias: VectorRef, act: Activation) -> Result {
+        vision::bias(self, x, rows, bias, act)
+    }
+
+    fn add_bias(&mut self, x: Buffer, delta: Buffer, rows: usize, bias: VectorRef) -> Result {
+        vision::add_bias(self, x, delta, rows, bias)
+    }
+
+    fn rope_2d(
+        &mut self,
+        qkv: Buffer,
+        bias: VectorRef,
+        rotary: Rotary,
+        shape: AttentionShape,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+    ) -> Result {
+        vision::rope_2d(self, qkv, bias, rotary, shape, [q, k, v])
+    }
+
+    fn full_attention(
+        &mut self,
+        q: Buffer,
+        shape: AttentionShape,
+        pool: KvPool,
+        keys: &[usize],
+        out: Buffer,
+    ) -> Result {
+        vision::full_attention(self, q, shape, pool, keys, out)
     }
 }

@@ -95,6 +95,25 @@ pub(super) fn gather(device: &mut Reference, x: Buffer, from: &[usize], out: Buf
     memory::store(device, stage, out, width, &values)
 }
 
+pub(super) fn copy_rows(
+    device: &mut Reference,
+    x: Buffer,
+    from: &[usize],
+    out: Buffer,
+    to: &[usize],
+) -> Result {
+    let stage = "copy_rows";
+    let width = memory::width(device, stage, x)?;
+    super::expect(stage, "width of the rows copied", width, memory::width(device, stage, out)?)?;
+    super::expect(stage, "number of places", to.len(), from.len())?;
+    for (&from, &to) in from.iter().zip(to) {
+        let values = memory::row(device, stage, x, from)?.to_vec();
+        let range = memory::row_range(device, stage, out, to, width)?;
+        device.buffers[out.0 as usize].values[range].copy_from_slice(&values);
+    }
+    Ok(())
+}
+
 pub(super) fn gated_norm(
     device: &mut Reference,
     x: Buffer,

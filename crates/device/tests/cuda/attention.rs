@@ -24,7 +24,13 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(device: &mut dyn Device, shape: AttentionShape, form: KvForm, pages: usize, rows_max: usize) -> Self {
+    fn new(
+        device: &mut dyn Device,
+        shape: AttentionShape,
+        form: KvForm,
+        pages: usize,
+        rows_max: usize,
+    ) -> Self {
         let kv = KvShape { pages, kv_heads: shape.kv_heads, head_dim: shape.head_dim, form };
         let pool = device.kv_pool(kv).unwrap();
         let buffers = [shape.heads, shape.kv_heads, shape.kv_heads, shape.heads]
@@ -133,7 +139,8 @@ fn random_lives_of_pages() {
                     if noise.below(3) == 0 {
                         continue;
                     }
-                    let rows = [1, 1, 4, 1 + noise.below(WINDOW_ROWS_MAX), 20 + noise.below(90)][noise.below(5)];
+                    let rows =
+                        [1, 1, 4, 1 + noise.below(WINDOW_ROWS_MAX), 20 + noise.below(90)][noise.below(5)];
                     let commit = rows > WINDOW_ROWS_MAX || noise.below(2) == 0;
                     let mut one = window(place as u32, first, rows, *start, (place * each) as u32, commit);
                     if !commit && noise.below(2) == 0 {
@@ -182,9 +189,15 @@ fn heads_are_normed_and_turned() {
                 let tables = [noise.values(100 * half), noise.values(100 * half)];
                 let axes: Vec<u8> = (0..half).map(|j| (j % 3) as u8).collect();
                 let rotary = device.rotary(&tables[0], &tables[1], &axes).unwrap();
-                let weights = [noise.values(head_dim), noise.values(head_dim)].map(|w| device.vector(&w).unwrap());
-                let qg = filled(device, 2 * heads * head_dim, &kind.values(&mut noise, rows, 2 * heads * head_dim));
-                let k = filled(device, kv_heads * head_dim, &kind.values(&mut noise, rows, kv_heads * head_dim));
+                let weights =
+                    [noise.values(head_dim), noise.values(head_dim)].map(|w| device.vector(&w).unwrap());
+                let qg = filled(
+                    device,
+                    2 * heads * head_dim,
+                    &kind.values(&mut noise, rows, 2 * heads * head_dim),
+                );
+                let k =
+                    filled(device, kv_heads * head_dim, &kind.values(&mut noise, rows, kv_heads * head_dim));
                 let q = device.buffer(rows, heads * head_dim).unwrap();
                 device.begin(&step(vec![window(0, 0, rows, 30, 0, true)])).unwrap();
                 device.qk_norm_rope(qg, k, weights[0], weights[1], 1e-6, rotary, shape, q).unwrap();
@@ -250,8 +263,17 @@ fn time_of_attention() {
             }
         }
         for (rows, start) in [
-            (1, 100), (1, 1000), (1, 8192), (1, 32_768), (4, 100), (4, 8192), (4, 32_000),
-            (64, 8192), (512, 0), (2048, 0), (2048, 6144),
+            (1, 100),
+            (1, 1000),
+            (1, 8192),
+            (1, 32_768),
+            (4, 100),
+            (4, 8192),
+            (4, 32_000),
+            (64, 8192),
+            (512, 0),
+            (2048, 0),
+            (2048, 6144),
         ] {
             let of = step(vec![window(0, 0, rows, start, 0, rows != 4)]);
             let out = layers[0].buffers[3];

@@ -34,8 +34,8 @@ impl Layer {
         let decay = device.vector(&decay).unwrap();
         let dt_bias = device.vector(&noise.values(heads)).unwrap();
         let pool = device.state_pool(shape, places).unwrap();
-        let buffers =
-            [c, c, heads, heads, heads * shape.value_dim].map(|width| device.buffer(rows_max, width).unwrap());
+        let buffers = [c, c, heads, heads, heads * shape.value_dim]
+            .map(|width| device.buffer(rows_max, width).unwrap());
         Self { shape, pool, taps, decay, dt_bias, buffers }
     }
 
@@ -79,7 +79,9 @@ fn values(state: &DeltaState) -> Vec<f32> {
 fn delta_net_of_any_rows() {
     let mut pair = Pair::new();
     for (at, rows) in ROWS.into_iter().chain([33, 41]).enumerate() {
-        for (shape, kind) in SHAPES.into_iter().flat_map(|shape| [(shape, Kind::Random), (shape, KINDS[at % 7])]) {
+        for (shape, kind) in
+            SHAPES.into_iter().flat_map(|shape| [(shape, Kind::Random), (shape, KINDS[at % 7])])
+        {
             pair.same(&format!("delta net of {rows} {kind:?} rows, {shape:?}"), |device| {
                 let layer = Layer::new(device, shape, 2, rows);
                 let mut noise = Noise::new(rows as u64);
@@ -133,7 +135,8 @@ fn random_lives_of_states() {
                     if noise.below(3) == 0 {
                         continue;
                     }
-                    let rows = [1, 1, 4, 1 + noise.below(WINDOW_ROWS_MAX), 20 + noise.below(70)][noise.below(5)];
+                    let rows =
+                        [1, 1, 4, 1 + noise.below(WINDOW_ROWS_MAX), 20 + noise.below(70)][noise.below(5)];
                     let commit = rows > WINDOW_ROWS_MAX || noise.below(2) == 0;
                     let mut one = window(place, first, rows, 10, 0, commit);
                     if !commit && noise.below(2) == 0 {
@@ -199,10 +202,17 @@ fn time_of_the_delta_net() {
             device.write(buffer, 0, values).unwrap();
         }
     }
-    for (windows, rows, commit) in
-        [(1, 1, true), (4, 1, true), (32, 1, true), (1, 4, false), (1, 17, true), (1, 512, true), (1, 2048, true)]
-    {
-        let list: Vec<Window> = (0..windows).map(|at| window(at as u32, at * rows, rows, 0, 0, commit)).collect();
+    for (windows, rows, commit) in [
+        (1, 1, true),
+        (4, 1, true),
+        (32, 1, true),
+        (1, 4, false),
+        (1, 17, true),
+        (1, 512, true),
+        (1, 2048, true),
+    ] {
+        let list: Vec<Window> =
+            (0..windows).map(|at| window(at as u32, at * rows, rows, 0, 0, commit)).collect();
         let of = step(list);
         let out = layers[0].buffers[4];
         let seconds = time(device, out, 3, |device| {

@@ -83,7 +83,11 @@ fn draws() {
                 let same = |x: &f32, y: &f32| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());
                 let (cpu, cuda) = (flat(cpu), flat(cuda));
                 let equal = cpu.len() == cuda.len() && cpu.iter().zip(&cuda).all(|(x, y)| same(x, y));
-                let one = if list.len() == 1 { format!("{:?}", Draw { mask: None, ..list[0].clone() }) } else { "all".into() };
+                let one = if list.len() == 1 {
+                    format!("{:?}", Draw { mask: None, ..list[0].clone() })
+                } else {
+                    "all".into()
+                };
                 assert!(equal, "{width} {kind:?}: cuda {cuda:?}, cpu {cpu:?} of {one}");
             }
         }
@@ -114,7 +118,9 @@ fn time_of_a_draw() {
     let sampled = Draw { temperature: 0.7, top_k: 20, top_p: 0.95, ..plain(0, width as u32) };
     let nucleus = Draw { temperature: 1.0, top_p: 0.95, ..plain(0, width as u32) };
     let free = Draw { temperature: 1.0, ..plain(0, width as u32) };
-    for (name, draw) in [("greedy", plain(0, width as u32)), ("top-k", sampled), ("top-p", nucleus), ("free", free)] {
+    for (name, draw) in
+        [("greedy", plain(0, width as u32)), ("top-k", sampled), ("top-p", nucleus), ("free", free)]
+    {
         let mut best = f64::INFINITY;
         for _ in 0..20 {
             let start = std::time::Instant::now();

@@ -16,8 +16,7 @@ use device::cuda::{Cuda, CudaSettings};
 use device::{Buffer, Device, PAGE_TOKENS, Row, Step, Window};
 
 /// Row counts of `docs/arithmetic.md`, what must be shown.
-pub(crate) const ROWS: [usize; 19] =
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 128];
+pub(crate) const ROWS: [usize; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 128];
 
 /// The definition.
 pub(crate) fn cpu() -> Cpu {
@@ -90,12 +89,24 @@ impl Kind {
                 Self::Tiny => *x * (-(36.0 + (at * 7 % 110) as f64)).exp2(),
                 Self::Huge => *x * ((at * 5 % 60) as f64).exp2(),
                 Self::Tied => (*x * 2.0).round() * 0.5,
-                Self::Zero => if at % 2 == 0 { 0.0 } else { -0.0 },
+                Self::Zero => {
+                    if at % 2 == 0 {
+                        0.0
+                    } else {
+                        -0.0
+                    }
+                }
                 Self::Faulty if row % 3 == 1 && at % 37 == 5 => {
                     [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1.2e12][at / 37 % 4]
                 }
                 Self::Faulty => *x,
-                Self::Spread => if at % 61 == 3 { *x * 4096.0 } else { *x * 0.01 },
+                Self::Spread => {
+                    if at % 61 == 3 {
+                        *x * 4096.0
+                    } else {
+                        *x * 0.01
+                    }
+                }
             };
             *x = *x as f32 as f64;
         }
@@ -114,7 +125,10 @@ pub(crate) fn assert_bits(found: &[f32], expected: &[f32], what: &str) {
     let count = found.iter().zip(expected).filter(|&pair| differs(pair)).count();
     if let Some(at) = found.iter().zip(expected).position(differs) {
         let total = found.len();
-        panic!("{what}: {count} of {total} differ; value {at} is {:e}, expected {:e}", found[at], expected[at]);
+        panic!(
+            "{what}: {count} of {total} differ; value {at} is {:e}, expected {:e}",
+            found[at], expected[at]
+        );
     }
 }
 
@@ -174,7 +188,12 @@ pub(crate) fn tree(noise: &mut Noise, rows: usize) -> Vec<Option<u32>> {
 }
 
 /// Seconds of one call, the best of `reps`, each with `calls` of them in a list that is waited for.
-pub(crate) fn time(device: &mut dyn Device, x: Buffer, calls: usize, mut call: impl FnMut(&mut dyn Device)) -> f64 {
+pub(crate) fn time(
+    device: &mut dyn Device,
+    x: Buffer,
+    calls: usize,
+    mut call: impl FnMut(&mut dyn Device),
+) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         let start = Instant::now();

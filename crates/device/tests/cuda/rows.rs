@@ -44,7 +44,8 @@ fn gates() {
         let shape = AttentionShape { heads, kv_heads: 1, head_dim: dim };
         pair.same(&format!("gates of {rows} {kind:?} rows of {heads} x {dim}"), |device| {
             let weight = device.vector(&weight).unwrap();
-            let (x, z, qg) = (filled(device, width, &x), filled(device, width, &z), filled(device, 2 * width, &qg));
+            let (x, z, qg) =
+                (filled(device, width, &x), filled(device, width, &z), filled(device, 2 * width, &qg));
             let out = device.buffer(rows, width).unwrap();
             device.swiglu(x, z, rows, out).unwrap();
             let mut found = read(device, out, rows * width);

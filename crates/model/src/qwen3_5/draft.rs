@@ -102,7 +102,7 @@ impl Qwen {
         for chain in chains {
             let ask = chain.ask;
             let sequence = &mut self.sequences[ask.slot.0 as usize];
-            let window = sequence.take_draft(ask.slot.0, ask.token, &ask.pages);
+            let window = sequence.take_draft(ask.token, &ask.pages);
             let window = window.expect("chains have a pending row");
             rows += window.rows.len();
             wanted.push(rows - 1);
@@ -152,7 +152,7 @@ impl Chain<'_> {
         let index = self.ask.start + taken - 1;
         let position = (index as i64 + self.ask.rope_delta).max(0) as u32;
         let token = self.draft.tokens[taken - 1];
-        let row = MtpRow { next: Next::Token(token), hidden: Hidden::Device(row), position: [position; 3] };
+        let row = MtpRow { next: Next::Token(token), hidden: Hidden::Given(row), position: [position; 3] };
         MtpWindow { slot: self.ask.slot.0, start: index, rows: vec![row], pages: self.ask.pages.clone() }
     }
 }

@@ -24,10 +24,10 @@ pub(super) enum Next {
 /// The hidden state of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Hidden {
-    /// Kept by the host.
-    Host(Vec<f64>),
-    /// A row of the buffer the forward takes hidden states from.
-    Device(usize),
+    /// A row of `scratch.mtp.kept`.
+    Kept(usize),
+    /// A row of the buffer given to the forward.
+    Given(usize),
 }
 
 /// One row of an MTP forward.
@@ -50,9 +50,9 @@ pub(super) struct MtpWindow {
 }
 
 impl MtpWindow {
-    /// Does the host keep all hidden states, so that the rows can run later?
+    /// Are all hidden states kept, so that the rows can run later?
     pub(super) fn can_wait(&self) -> bool {
-        self.rows.iter().all(|row| matches!(row.hidden, Hidden::Host(_)))
+        self.rows.iter().all(|row| matches!(row.hidden, Hidden::Kept(_)))
     }
 }
 
@@ -70,7 +70,7 @@ impl Network {
         Ok(())
     }
 
-    /// One forward. Hidden states named by row are taken from `hidden`. The results of the rows `wanted` go
+    /// One forward. Hidden states that are not kept are rows of `hidden`. The results of the rows `wanted` go
     /// to `scratch.mtp.drafted`, in that order, and their logits to `scratch.logits`.
     pub(super) fn mtp_forward(
         &self,
@@ -116,21 +116,21 @@ impl Network {
         let rows: Vec<&MtpRow> = windows.iter().flat_map(|window| &window.rows).collect();
         let (s, eps, count) = (&self.scratch, self.config.eps, rows.len());
         device.embed(mtp.table, scratch.embedding)?;
-        // Rows the host keeps take any row here and are written after it.
-        let from: Vec<usize> = rows
-            .iter()
-            .map(|row| match row.hidden {
-                Hidden::Device(from) => from,
-                Hidden::Host(_) => 0,
-            })
-            .collect();
-        device.gather(hidden, &from, scratch.hidden)?;
+        let (mut kept, mut given) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
         for (at, row) in rows.iter().enumerate() {
             if let Next::Image(values) = &row.next {
                 device.write(scratch.embedding, at, values)?;
             }
-            if let Hidden::Host(values) = &row.hidden {
-                device.write(scratch.hidden, at, values)?;
+            let (rows, from) = match row.hidden {
+                Hidden::Kept(from) => (&mut kept, from),
+                Hidden::Given(from) => (&mut given, from),
+            };
+            rows.0.push(from);
+            rows.1.push(at);
+        }
+        for (source, (from, to)) in [(scratch.kept, kept), (hidden, given)] {
+            if !from.is_empty() {
+                device.copy_rows(source, &from, scratch.hidden, &to)?;
             }
         }
         device.norm(scratch.embedding, count, mtp.embedding_norm, eps, s.normed)?;
@@ -195,7 +195,7 @@ mod tests {
     fn window(slot: u32, start: usize, rows: usize) -> MtpWindow {
         let row = |i: usize| MtpRow {
             next: Next::Token(i as u32),
-            hidden: Hidden::Device(i),
+            hidden: Hidden::Given(i),
             position: [(start + i) as u32; 3],
         };
         MtpWindow { slot, start, rows: (0..rows).map(row).collect(), pages: vec![0] }

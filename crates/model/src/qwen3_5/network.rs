@@ -8,6 +8,7 @@ use super::config::{Config, MixerKind};
 use super::plan::Settings;
 use super::rotary;
 use super::scratch::Scratch;
+use super::tower::Tower;
 use super::weights::{Mixer, Weights};
 
 pub(super) type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -76,6 +77,8 @@ pub(super) struct Network {
     pub(super) picks: Picks,
     pub(super) rotary: Rotary,
     pub(super) rows_max: usize,
+    /// What the vision tower works in, where there is one.
+    pub(super) tower: Option<Tower>,
 }
 
 impl Network {
@@ -105,7 +108,11 @@ impl Network {
         let scratch = Scratch::build(&config, settings, mtp, |rows, width| device.buffer(rows, width))?;
         let picks = device.picks(settings.rows_max, config.picks)?;
         let rotary = rotary::upload(&config.rope, settings.context, device)?;
-        Ok(Self { config, weights, pools, scratch, picks, rotary, rows_max: settings.rows_max })
+        let tower = match config.vision.as_ref().filter(|_| weights.tower.is_some()) {
+            Some(vision) => Some(Tower::new(vision, settings.image_tokens, device)?),
+            None => None,
+        };
+        Ok(Self { config, weights, pools, scratch, picks, rotary, rows_max: settings.rows_max, tower })
     }
 
     /// One forward of the main model over `step`. `embeds` are the embedding rows of step rows without a

@@ -6,6 +6,7 @@ use device::{KvForm, PAGE_TOKENS, WINDOW_ROWS_MAX};
 
 use super::config::{Config, MixerKind};
 use super::scratch::Scratch;
+use super::tower::{self, TowerScratch};
 use crate::ModelError;
 
 /// Most slots.
@@ -16,6 +17,9 @@ pub const SNAPSHOTS_MAX: usize = 1 << 20;
 pub const PAGES_MAX: usize = 1 << 24;
 /// Most rows of a step.
 pub const ROWS_MAX: usize = 1 << 16;
+
+/// Most tokens of a picture.
+pub const IMAGE_TOKENS_MAX: usize = 1 << 18;
 
 /// Sizes chosen at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,8 @@ pub struct Settings {
     pub logits_rows_max: usize,
     /// Load the MTP layer where one is stored.
     pub mtp: bool,
+    /// Most tokens of a picture. 0 leaves the vision tower out.
+    pub image_tokens: usize,
 }
 
 impl Settings {
@@ -58,7 +64,8 @@ impl Settings {
         within("context", self.context, 1, config.positions_max)?;
         within("pages", self.pages, self.context.div_ceil(PAGE_TOKENS), PAGES_MAX)?;
         within("rows of a step", self.rows_max, self.slots, ROWS_MAX)?;
-        within("scored rows of a step", self.logits_rows_max, 1, self.rows_max)
+        within("scored rows of a step", self.logits_rows_max, 1, self.rows_max)?;
+        within("tokens of a picture", self.image_tokens, 0, IMAGE_TOKENS_MAX)
     }
 }
 
@@ -75,7 +82,7 @@ pub struct MemoryPlan {
     pub states: u64,
     /// The state of one slot or snapshot.
     pub state: u64,
-    /// Activations, logits and rotary tables.
+    /// Activations, logits and rotary tables; K/V and activations of pictures.
     pub scratch: u64,
 }
 
@@ -87,7 +94,7 @@ impl MemoryPlan {
         let places = (settings.slots + settings.snapshots) as u64;
         let states = places * state + settings.slots as u64 * kept_bytes(config);
         let rotary = settings.context as u64 * config.rope.dims as u64 * 4;
-        let scratch = rotary + scratch_bytes(config, settings, mtp);
+        let scratch = rotary + scratch_bytes(config, settings, mtp) + tower_bytes(config, settings);
         Self { weights, kv: settings.pages as u64 * page, page, states, state, scratch }
     }
 
@@ -158,6 +165,21 @@ pub(super) fn state_bytes(config: &Config) -> u64 {
 fn kept_bytes(config: &Config) -> u64 {
     let layers = config.layers_of(MixerKind::DeltaNet).count();
     (layers * WINDOW_ROWS_MAX * 4 * (config.delta.channels() + 2 * config.delta.value_heads)) as u64
+}
+
+/// Bytes of everything the vision tower needs beside its weights.
+fn tower_bytes(config: &Config, settings: &Settings) -> u64 {
+    let Some(vision) = config.vision.as_ref().filter(|_| settings.image_tokens > 0) else { return 0 };
+    let mut bytes = tower::fixed_bytes(vision, settings.image_tokens);
+    let built: Result<TowerScratch<()>, Infallible> =
+        TowerScratch::build(vision, settings.image_tokens, |rows, width| {
+            bytes = bytes.saturating_add((rows as u64).saturating_mul(width as u64 * 4));
+            Ok(())
+        });
+    match built {
+        Ok(_) => bytes,
+        Err(never) => match never {},
+    }
 }
 
 fn scratch_bytes(config: &Config, settings: &Settings, mtp: bool) -> u64 {

@@ -1,22 +1,25 @@
 //! [`Qwen`]: a model of the family on a device, behind the [`Model`] seam.
 
+use std::sync::Arc;
+
 use checkpoint::Source;
 use device::{DeltaState, Device, DeviceError, Draw, Drawn, Row, StatePool};
 
 use super::config::{Config, MixerKind};
+use super::encode::Encoding;
 use super::fields::ConfigError;
 use super::inventory::Parts;
 use super::mtp::{MtpWindow, Next};
 use super::network::{Network, Probe, Unprobed};
 use super::plan::{MemoryPlan, Settings, page_bytes, state_bytes};
-use super::sequence::{Open, Sequence, is_path};
+use super::sequence::{Open, QUEUE_ROWS, Sequence, is_path};
 use super::snapshot::{Snapshot, snapshot_bytes};
 use super::weights::{Progress, Weights};
 use super::windows::{limit, plan};
-use crate::{Draft, DraftAsk, Model, ModelError, SlotId, SnapshotId, Spec, Window};
-
-/// Queued rows at which a slot's MTP layer is brought up to date even if nobody asks for drafts.
-const QUEUE_ROWS: usize = 64;
+use crate::{
+    Draft, DraftAsk, Features, ImageRow, ImageSpec, Model, ModelError, Picture, SlotId, SnapshotId, Spec,
+    Window,
+};
 
 /// Why a model cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,8 @@ pub struct Qwen {
     plan: MemoryPlan,
     /// Rows of logits that the last step left, or 0.
     pub(super) logits_rows: usize,
+    /// Pictures that are being encoded.
+    pub(super) encoding: Option<Encoding>,
 }
 
 /// Loads a checkpoint onto a device and allocates everything a run needs.
@@ -58,7 +63,8 @@ pub fn open(
     let config = Config::from_json(source.config())?;
     settings.check(&config)?;
     let found = Parts::of(&config, source);
-    let parts = Parts { mtp: found.mtp && settings.mtp, ..found };
+    let parts =
+        Parts { mtp: found.mtp && settings.mtp, vision: found.vision && settings.image_tokens > 0, ..found };
     let weights = Weights::load(&config, parts, source, &mut *device, progress)?;
     let spec = spec(&config, &settings, parts.mtp);
     let network = Network::new(config, weights, &settings, &mut *device)?;
@@ -66,12 +72,13 @@ pub fn open(
     Ok(Qwen {
         network,
         device,
-        sequences: vec![Sequence::default(); settings.slots],
+        sequences: (0..settings.slots as u32).map(Sequence::new).collect(),
         snapshots: vec![None; settings.snapshots],
         settings,
         spec,
         plan,
         logits_rows: 0,
+        encoding: None,
     })
 }
 
@@ -176,43 +183,35 @@ impl Qwen {
     ) -> Result<Vec<MtpWindow>, ModelError> {
         let mtp = self.spec.has_mtp;
         let mut settled = Vec::new();
+        // Hidden states whose next token is open are kept: the last of a committed window, all of a draft
+        // window.
+        let (mut from, mut to) = (Vec::new(), Vec::new());
         let mut first = 0;
         for window in windows {
             let count = window.rows.len();
-            // The host keeps hidden states whose next token is open: the last of a committed window, all of a
-            // draft window. On the device they would need a place per slot and snapshot, and copies between
-            // these.
-            let hidden = match (mtp, window.commit) {
-                (false, _) => Vec::new(),
-                (true, true) => self.hidden(first + count - 1, 1)?,
-                (true, false) => self.hidden(first, count)?,
-            };
+            let kept = if window.commit { 1 } else { count };
+            from.extend(first + count - kept..first + count);
             let sequence = &mut self.sequences[window.slot.0 as usize];
+            to.extend((0..kept).map(|at| sequence.next_place(at)));
             sequence.open = None;
             if !window.commit {
                 sequence.open = Some(Open {
                     rows: window.rows.clone(),
                     parents: window.parents.clone(),
                     pages: window.pages.clone(),
-                    hidden,
                 });
             } else if mtp {
                 let next = |at: usize| next(&window.rows[at], first + at, embeds);
-                let slot = window.slot.0;
-                settled.push(sequence.advance(slot, first, &window.rows, &window.pages, next, hidden));
+                settled.push(sequence.advance(first, &window.rows, &window.pages, next));
             } else {
                 sequence.length += count;
             }
             first += count;
         }
+        if let Some(scratch) = &self.network.scratch.mtp {
+            self.device.copy_rows(self.network.scratch.hidden, &from, scratch.kept, &to)?;
+        }
         Ok(settled)
-    }
-
-    /// Rows of `scratch.hidden`.
-    fn hidden(&mut self, row: usize, rows: usize) -> Result<Vec<f64>, ModelError> {
-        let mut values = vec![0.0; rows * self.network.config.hidden];
-        self.device.read_exact(self.network.scratch.hidden, row, &mut values)?;
-        Ok(values)
     }
 
     pub(super) fn sequence(&mut self, slot: SlotId) -> Result<&mut Sequence, ModelError> {
@@ -223,7 +222,7 @@ impl Qwen {
 
     /// Runs the slot's queued MTP rows.
     pub(super) fn catch_up(&mut self, slot: SlotId) -> Result<(), ModelError> {
-        if let Some(window) = self.sequence(slot)?.take_queue(slot.0) {
+        if let Some(window) = self.sequence(slot)?.take_queue() {
             self.network.mtp_fill(&mut *self.device, vec![window], self.network.scratch.hidden)?;
         }
         Ok(())
@@ -267,7 +266,6 @@ impl Model for Qwen {
     }
 
     fn keep(&mut self, slot: SlotId, rows: &[usize]) -> Result<(), ModelError> {
-        let width = self.network.config.hidden;
         let sequence = self.sequence(slot)?;
         let Some(open) = sequence.open.take() else {
             return Err(limit("rows to keep", "no window", "an uncommitted window of the slot"));
@@ -283,13 +281,15 @@ impl Model for Qwen {
         }
         // Rows that are where they belong need no move. The MTP layer's K/V is made later.
         if rows.iter().enumerate().any(|(at, row)| at != *row) {
+            self.keep_hidden(slot, rows)?;
             let layers = self.network.config.layers_of(MixerKind::Attention).count();
-            for &pool in &pools.kv[..layers] {
+            for &pool in &self.network.pools.kv[..layers] {
                 self.device.kv_keep(pool, &open.pages, start, rows)?;
             }
         }
+        let mtp = self.spec.has_mtp;
         let sequence = self.sequence(slot)?;
-        sequence.keep(open, rows, width);
+        sequence.keep(open, rows, mtp);
         if sequence.queued() >= QUEUE_ROWS {
             self.catch_up(slot)?;
         }
@@ -304,8 +304,12 @@ impl Model for Qwen {
         self.catch_up(slot)?;
         let to = self.snapshot_place(into)?;
         let sequence = self.sequence(slot)?;
-        let snapshot = Snapshot { length: sequence.length, pending: sequence.pending.clone() };
+        let snapshot = Snapshot { length: sequence.length, pending: sequence.pending };
+        let pending = sequence.pending_place();
         self.copy_states(slot.0, to)?;
+        if let (Some(mtp), Some(pending)) = (&self.network.scratch.mtp, pending) {
+            self.device.copy_rows(mtp.kept, &[pending], mtp.saved, &[into.0 as usize])?;
+        }
         self.snapshots[into.0 as usize] = Some(snapshot);
         Ok(())
     }
@@ -317,13 +321,17 @@ impl Model for Qwen {
                 for &pool in &self.network.pools.states {
                     self.device.state_clear(pool, slot.0)?;
                 }
-                Sequence::default()
+                Sequence::new(slot.0)
             }
             Some(id) => {
                 let place = self.snapshot_place(id)?;
-                let Snapshot { length, pending } = self.saved(id)?.clone();
+                let Snapshot { length, pending } = *self.saved(id)?;
                 self.copy_states(place, slot.0)?;
-                Sequence::at(length, pending)
+                let sequence = Sequence::at(slot.0, length, pending);
+                if let (Some(mtp), Some(pending)) = (&self.network.scratch.mtp, sequence.pending_place()) {
+                    self.device.copy_rows(mtp.saved, &[id.0 as usize], mtp.kept, &[pending])?;
+                }
+                sequence
             }
         };
         *self.sequence(slot)? = sequence;
@@ -345,9 +353,42 @@ impl Model for Qwen {
     fn import_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError> {
         self.read_page(page, bytes)
     }
+
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.images()
+    }
+
+    fn encode(&mut self, pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
+        self.encode_start(pictures)
+    }
+
+    fn encode_next(&mut self, rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
+        self.encode_rows(rows)
+    }
+
+    fn step_images(&mut self, windows: &[Window], images: &[ImageRow]) -> Result<usize, ModelError> {
+        let wide = |image: &ImageRow| image.features.row(image.at).iter().map(|x| f64::from(*x)).collect();
+        if let Some(image) = images.iter().find(|image| image.at >= image.features.rows()) {
+            return Err(limit("image row", image.at, format!("below {}", image.features.rows())));
+        }
+        let embeds: Vec<(usize, Vec<f64>)> = images.iter().map(|image| (image.row, wide(image))).collect();
+        self.step_with(windows, &embeds, &mut Unprobed)
+    }
 }
 
 impl Qwen {
+    /// Moves the kept hidden states of a path of the open window to the front of its places.
+    fn keep_hidden(&mut self, slot: SlotId, path: &[usize]) -> Result<(), ModelError> {
+        let sequence = &self.sequences[slot.0 as usize];
+        let Some(mtp) = &self.network.scratch.mtp else { return Ok(()) };
+        let from: Vec<usize> = path.iter().map(|&at| sequence.next_place(at)).collect();
+        let to: Vec<usize> = (0..path.len()).map(|at| sequence.next_place(at)).collect();
+        let rows: Vec<usize> = (0..path.len()).collect();
+        // A row may go where a later one comes from: by way of another buffer.
+        self.device.gather(mtp.kept, &from, mtp.hidden)?;
+        Ok(self.device.copy_rows(mtp.hidden, &rows, mtp.kept, &to)?)
+    }
+
     fn copy_states(&mut self, from: u32, to: u32) -> Result<(), ModelError> {
         let pools: &[StatePool] = &self.network.pools.states;
         for &pool in pools {

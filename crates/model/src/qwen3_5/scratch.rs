@@ -4,6 +4,7 @@ use device::Buffer;
 
 use super::config::Config;
 use super::plan::Settings;
+use super::sequence::KEPT_ROWS;
 
 /// Every buffer of a forward pass; `R` is `rows_max`, `H` the width of the residual stream.
 #[derive(Debug)]
@@ -86,6 +87,11 @@ pub(super) struct MtpScratch<B = Buffer> {
     pub(super) residual: B,
     /// Their results, after the last norm `[R, H]`.
     pub(super) drafted: B,
+    /// Hidden states of the model that wait for their next token or for a forward of the layer, a ring of
+    /// `KEPT_ROWS` rows per slot `[slots * KEPT_ROWS, H]`.
+    pub(super) kept: B,
+    /// The pending hidden state of every snapshot, at least one row `[snapshots, H]`.
+    pub(super) saved: B,
 }
 
 impl<B> Scratch<B> {
@@ -140,6 +146,8 @@ impl<B> Scratch<B> {
                     joined: make(rows, 2 * h)?,
                     residual: make(rows, h)?,
                     drafted: make(rows, h)?,
+                    kept: make(settings.slots * KEPT_ROWS, h)?,
+                    saved: make(settings.snapshots.max(1), h)?,
                 }),
                 false => None,
             },

@@ -6,18 +6,19 @@
 //! the next MTP forward of the slot, so that a round of drafting costs one forward for them and the pending
 //! row together.
 
-use device::Row;
+//!
+//! Their hidden states stay on the device, in a ring of [`KEPT_ROWS`] places per slot: queued rows in order, the
+//! pending one, then those of the open window.
+
+use device::{Row, WINDOW_ROWS_MAX};
 
 use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
 
-/// The last committed row: its next token is not committed yet.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Pending {
-    /// Hidden state after the final norm, `[H]`.
-    pub(super) hidden: Vec<f64>,
-    /// Its rotary position.
-    pub(super) position: [u32; 3],
-}
+/// Queued rows at which a slot's MTP layer is brought up to date even if nobody asks for drafts.
+pub(super) const QUEUE_ROWS: usize = 64;
+
+/// Hidden states kept per slot: fewer than [`QUEUE_ROWS`] queued ones, the pending one and an open window.
+pub(super) const KEPT_ROWS: usize = QUEUE_ROWS + WINDOW_ROWS_MAX;
 
 /// A window that was stepped without committing.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,16 +26,18 @@ pub(super) struct Open {
     pub(super) rows: Vec<Row>,
     pub(super) parents: Option<Vec<Option<u32>>>,
     pub(super) pages: Vec<u32>,
-    /// Hidden states `[rows, H]`; empty without MTP.
-    pub(super) hidden: Vec<f64>,
 }
 
 /// The state of a slot on the host.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sequence {
+    slot: u32,
     /// Committed tokens.
     pub(super) length: usize,
-    pub(super) pending: Option<Pending>,
+    /// Rotary position of the last committed row, whose next token is not committed yet.
+    pub(super) pending: Option<[u32; 3]>,
+    /// Hidden states of committed rows kept so far; the last is that of the pending row.
+    kept: usize,
     /// Rows before the pending one that the MTP layer has not run.
     queue: Vec<MtpRow>,
     pub(super) open: Option<Open>,
@@ -43,9 +46,36 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
+    /// The empty sequence of a slot.
+    pub(super) fn new(slot: u32) -> Self {
+        Self::at(slot, 0, None)
+    }
+
     /// A sequence of `length` tokens whose K/V the MTP layer has up to the pending row.
-    pub(super) fn at(length: usize, pending: Option<Pending>) -> Self {
-        Self { length, pending, ..Self::default() }
+    pub(super) fn at(slot: u32, length: usize, pending: Option<[u32; 3]>) -> Self {
+        let kept = usize::from(pending.is_some());
+        Self { slot, length, pending, kept, queue: Vec::new(), open: None, pages: Vec::new() }
+    }
+
+    /// Row of `scratch.mtp.kept` for the hidden state of row `at` of the window that comes next or is open; of
+    /// a window that commits at once only the last row is kept, as the first.
+    pub(super) fn next_place(&self, at: usize) -> usize {
+        self.place(self.kept + at)
+    }
+
+    /// Row of `scratch.mtp.kept` with the pending row's hidden state.
+    pub(super) fn pending_place(&self) -> Option<usize> {
+        self.pending.map(|_| self.place(self.kept - 1))
+    }
+
+    fn place(&self, kept: usize) -> usize {
+        self.slot as usize * KEPT_ROWS + kept % KEPT_ROWS
+    }
+
+    /// The pending row with the token after it, no longer pending.
+    fn settle(&mut self, next: Next) -> Option<MtpRow> {
+        let hidden = Hidden::Kept(self.pending_place()?);
+        self.pending.take().map(|position| MtpRow { next, hidden, position })
     }
 
     /// Queued rows.
@@ -59,10 +89,10 @@ impl Sequence {
     }
 
     /// Queued rows as a window, leaving none; `None` if there are none. The pending row stays.
-    pub(super) fn take_queue(&mut self, slot: u32) -> Option<MtpWindow> {
+    pub(super) fn take_queue(&mut self) -> Option<MtpWindow> {
         let start = self.first();
         let rows = std::mem::take(&mut self.queue);
-        (!rows.is_empty()).then(|| MtpWindow { slot, start, rows, pages: self.pages.clone() })
+        (!rows.is_empty()).then(|| MtpWindow { slot: self.slot, start, rows, pages: self.pages.clone() })
     }
 
     /// Puts the rows of a window back, to run with the next ones. Nothing may have happened since it was
@@ -74,63 +104,57 @@ impl Sequence {
 
     /// Queued rows and the pending one, which `token` follows; `None` without a pending row. The queue is
     /// left empty; the pending row stays, for it runs again with the same input once the token is committed.
-    pub(super) fn take_draft(&mut self, slot: u32, token: u32, pages: &[u32]) -> Option<MtpWindow> {
-        let pending = self.pending.clone()?;
+    pub(super) fn take_draft(&mut self, token: u32, pages: &[u32]) -> Option<MtpWindow> {
+        let (position, hidden) = (self.pending?, Hidden::Kept(self.pending_place()?));
         let start = self.first();
         let mut rows = std::mem::take(&mut self.queue);
-        rows.push(pending.followed_by(Next::Token(token)));
-        Some(MtpWindow { slot, start, rows, pages: pages.to_vec() })
+        rows.push(MtpRow { next: Next::Token(token), hidden, position });
+        Some(MtpWindow { slot: self.slot, start, rows, pages: pages.to_vec() })
     }
 
-    /// Commits the rows `path` of the open window, queueing what they settle for the MTP layer.
-    pub(super) fn keep(&mut self, open: Open, path: &[usize], width: usize) {
+    /// Commits the rows `path` of the open window, whose kept hidden states stand at its first places, queueing
+    /// what they settle for the MTP layer if there is one.
+    pub(super) fn keep(&mut self, open: Open, path: &[usize], mtp: bool) {
         self.length += path.len();
         self.pages = open.pages;
-        if open.hidden.is_empty() {
+        if !mtp {
             return;
         }
         for &at in path {
             let row = open.rows[at];
-            let hidden = open.hidden[at * width..(at + 1) * width].to_vec();
-            if let (Some(before), Some(token)) =
-                (self.pending.replace(Pending { hidden, position: row.position }), row.token)
-            {
-                self.queue.push(before.followed_by(Next::Token(token)));
+            if let Some(token) = row.token {
+                let settled = self.settle(Next::Token(token));
+                self.queue.extend(settled);
             }
+            self.pending = Some(row.position);
+            self.kept += 1;
         }
     }
 
     /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles,
-    /// queued and pending ones first. `next(row)` is what row `row` of the window embeds; `last` becomes
+    /// queued and pending ones first. `next(row)` is what row `row` of the window embeds; its last row becomes
     /// pending.
     pub(super) fn advance(
         &mut self,
-        slot: u32,
         first: usize,
         rows: &[Row],
         pages: &[u32],
         next: impl Fn(usize) -> Next,
-        last: Vec<f64>,
     ) -> MtpWindow {
         let start = self.first();
         let mut settled = std::mem::take(&mut self.queue);
-        settled.extend(self.pending.take().map(|pending| pending.followed_by(next(0))));
+        settled.extend(self.settle(next(0)));
         let inner = rows.iter().enumerate().skip(1).map(|(at, _)| MtpRow {
             next: next(at),
-            hidden: Hidden::Device(first + at - 1),
+            hidden: Hidden::Given(first + at - 1),
             position: rows[at - 1].position,
         });
         settled.extend(inner);
-        self.pending = rows.last().map(|row| Pending { hidden: last, position: row.position });
+        self.pending = rows.last().map(|row| row.position);
+        self.kept += 1;
         self.length += rows.len();
         self.pages = pages.to_vec();
-        MtpWindow { slot, start, rows: settled, pages: pages.to_vec() }
-    }
-}
-
-impl Pending {
-    fn followed_by(self, next: Next) -> MtpRow {
-        MtpRow { next, hidden: Hidden::Host(self.hidden), position: self.position }
+        MtpWindow { slot: self.slot, start, rows: settled, pages: pages.to_vec() }
     }
 }
 
@@ -155,12 +179,7 @@ mod tests {
     }
 
     fn open(tokens: &[u32]) -> Open {
-        Open {
-            rows: tokens.iter().map(|t| row(*t)).collect(),
-            parents: None,
-            pages: vec![7],
-            hidden: tokens.iter().map(|t| f64::from(*t) / 10.0).collect(),
-        }
+        Open { rows: tokens.iter().map(|t| row(*t)).collect(), parents: None, pages: vec![7] }
     }
 
     /// Start, and per row the hidden state's position and the token after it.
@@ -174,23 +193,51 @@ mod tests {
 
     #[test]
     fn every_row_meets_the_token_after_it_once() {
-        let mut sequence = Sequence::default();
+        let mut sequence = Sequence::new(0);
         let prompt = [row(10), row(11)];
-        let window = sequence.advance(0, 0, &prompt, &[7], |at| Next::Token(10 + at as u32), vec![1.1]);
+        let window = sequence.advance(0, &prompt, &[7], |at| Next::Token(10 + at as u32));
         assert_eq!(shape(&window), (0, vec![(10, 11)]));
-        sequence.keep(open(&[12, 13, 14]), &[0, 1], 1);
-        sequence.keep(open(&[15]), &[], 1);
-        sequence.keep(open(&[14, 20]), &[0], 1);
+        sequence.keep(open(&[12, 13, 14]), &[0, 1], true);
+        sequence.keep(open(&[15]), &[], true);
+        sequence.keep(open(&[14, 20]), &[0], true);
         assert_eq!((sequence.length, sequence.queued()), (5, 3));
-        let draft = sequence.take_draft(0, 30, &[7]).unwrap();
+        let draft = sequence.take_draft(30, &[7]).unwrap();
         assert_eq!(shape(&draft), (1, vec![(11, 12), (12, 13), (13, 14), (14, 30)]));
-        sequence.keep(open(&[30]), &[0], 1);
-        let queue = sequence.take_queue(0).unwrap();
+        sequence.keep(open(&[30]), &[0], true);
+        let queue = sequence.take_queue().unwrap();
         assert_eq!(shape(&queue), (4, vec![(14, 30)]));
-        assert_eq!(sequence.take_queue(0), None);
-        let window = sequence.advance(0, 0, &[row(31)], &[7], |_| Next::Token(31), vec![3.1]);
+        assert_eq!(sequence.take_queue(), None);
+        let window = sequence.advance(0, &[row(31)], &[7], |_| Next::Token(31));
         assert_eq!(shape(&window), (5, vec![(30, 31)]));
         assert_eq!(sequence.length, 7);
+    }
+
+    /// No hidden state that is still wanted shares its place with another, however the ring has turned.
+    #[test]
+    fn kept_hidden_states_stand_apart() {
+        let mut sequence = Sequence::new(3);
+        let tokens: Vec<u32> = (0..WINDOW_ROWS_MAX as u32).collect();
+        for round in 0..40 {
+            let window = sequence.advance(0, &[row(1)], &[7], |_| Next::Token(1));
+            sequence.put_back(window);
+            let queued = sequence.queue.iter().map(|row| match row.hidden {
+                Hidden::Kept(place) => place,
+                Hidden::Given(row) => panic!("row {row} of a window of one"),
+            });
+            let mut places: Vec<usize> = queued.collect();
+            places.extend(sequence.pending_place());
+            places.extend((0..tokens.len()).map(|at| sequence.next_place(at)));
+            assert!(places.iter().all(|place| place / KEPT_ROWS == 3), "round {round}: {places:?}");
+            let count = places.len();
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), count, "round {round}");
+            let path: Vec<usize> = (0..1 + round % tokens.len()).collect();
+            sequence.keep(open(&tokens), &path, true);
+            if sequence.queued() >= QUEUE_ROWS {
+                sequence.take_queue();
+            }
+        }
     }
 
     #[test]

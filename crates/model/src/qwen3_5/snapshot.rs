@@ -9,7 +9,6 @@ use device::DeltaState;
 use super::config::{Config, MixerKind};
 use super::plan::state_bytes;
 use super::qwen::Qwen;
-use super::sequence::Pending;
 use super::windows::limit;
 use crate::{ModelError, SnapshotId};
 
@@ -17,11 +16,22 @@ const MAGIC: &[u8; 8] = b"clarysn1";
 /// Magic, length, pending, width.
 const HEAD_BYTES: usize = 24;
 
-/// What the host keeps of a snapshot; its states are on the device, at place `slots + id`.
-#[derive(Clone, Debug, PartialEq)]
+/// What the host keeps of a snapshot. Its states are on the device, at place `slots + id`, and the hidden state
+/// of its pending row is row `id` of `scratch.mtp.saved`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) length: usize,
-    pub(super) pending: Option<Pending>,
+    /// Rotary position of the pending row.
+    pub(super) pending: Option<[u32; 3]>,
+}
+
+/// A snapshot with everything in it.
+struct Parsed {
+    snapshot: Snapshot,
+    /// Hidden state of the pending row, `[H]` or empty.
+    hidden: Vec<f64>,
+    /// One per delta-net layer.
+    states: Vec<DeltaState>,
 }
 
 /// Bytes of a snapshot of f32 states.
@@ -48,13 +58,20 @@ impl Qwen {
     }
 
     pub(super) fn write_snapshot(&mut self, id: SnapshotId) -> Result<Vec<u8>, ModelError> {
-        let Snapshot { length, pending } = self.saved(id)?.clone();
+        let Snapshot { length, pending } = *self.saved(id)?;
         let place = self.snapshot_place(id)?;
+        let hidden = match (&self.network.scratch.mtp, pending) {
+            (Some(mtp), Some(_)) => {
+                let mut values = vec![0.0; self.network.config.hidden];
+                self.device.read_exact(mtp.saved, id.0 as usize, &mut values)?;
+                values
+            }
+            _ => Vec::new(),
+        };
         let pools = self.network.pools.states.clone();
         let states =
             pools.iter().map(|pool| self.device.state_read(*pool, place)).collect::<Result<Vec<_>, _>>()?;
-        let mut parts: Vec<&[f64]> = Vec::new();
-        parts.extend(pending.as_ref().map(|pending| &pending.hidden[..]));
+        let mut parts: Vec<&[f64]> = vec![&hidden];
         parts.extend(states.iter().flat_map(|state| [&state.recurrent[..], &state.conv[..]]));
         let narrow = parts.iter().all(|part| part.iter().all(|x| is_f32(*x)));
         let width = if narrow { 4 } else { 8 };
@@ -63,8 +80,8 @@ impl Qwen {
         bytes.extend_from_slice(&(length as u64).to_le_bytes());
         bytes.extend_from_slice(&u32::from(pending.is_some()).to_le_bytes());
         bytes.extend_from_slice(&(width as u32).to_le_bytes());
-        if let Some(pending) = &pending {
-            pending.position.iter().for_each(|p| bytes.extend_from_slice(&p.to_le_bytes()));
+        if let Some(position) = pending {
+            position.iter().for_each(|p| bytes.extend_from_slice(&p.to_le_bytes()));
         }
         for value in parts.into_iter().flatten() {
             match narrow {
@@ -79,7 +96,7 @@ impl Qwen {
         let place = self.snapshot_place(id)?;
         let config = &self.network.config;
         let parsed = parse(bytes, config, self.network.weights.mtp.is_some());
-        let (snapshot, states) = parsed.ok_or_else(|| {
+        let Parsed { snapshot, hidden, states } = parsed.ok_or_else(|| {
             let expected = "a snapshot that this model exported, with the same MTP setting";
             limit("snapshot", format!("{} other bytes", bytes.len()), expected)
         })?;
@@ -91,6 +108,9 @@ impl Qwen {
         self.snapshots[id.0 as usize] = None;
         for (pool, state) in self.network.pools.states.iter().zip(&states) {
             self.device.state_write(*pool, place, state)?;
+        }
+        if let (Some(mtp), Some(_)) = (&self.network.scratch.mtp, snapshot.pending) {
+            self.device.write(mtp.saved, id.0 as usize, &hidden)?;
         }
         self.snapshots[id.0 as usize] = Some(snapshot);
         Ok(())
@@ -131,8 +151,8 @@ fn is_f32(value: f64) -> bool {
     f64::from(value as f32).to_bits() == value.to_bits() || value.is_nan()
 }
 
-/// The snapshot and one state per delta-net layer; `None` if the bytes are anything else.
-fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<(Snapshot, Vec<DeltaState>)> {
+/// The snapshot; `None` if the bytes are anything else.
+fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<Parsed> {
     let mut reader = Reader { rest: bytes.strip_prefix(MAGIC)?, width: 0 };
     let length = usize::try_from(u64::from_le_bytes(*reader.take::<8>()?)).ok()?;
     let pending = reader.word()?;
@@ -143,23 +163,21 @@ fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<(Snapshot, Vec<Delt
     }
     let layers = config.layers_of(MixerKind::DeltaNet).count();
     let floats = layers * (config.delta.recurrent() + config.delta.conv());
-    let hidden = pending as usize * config.hidden;
-    if reader.rest.len() != 12 * pending as usize + (hidden + floats) * reader.width {
+    let width = pending as usize * config.hidden;
+    if reader.rest.len() != 12 * pending as usize + (width + floats) * reader.width {
         return None;
     }
     let pending = match pending {
         0 => None,
-        _ => {
-            let position = [reader.word()?, reader.word()?, reader.word()?];
-            Some(Pending { hidden: reader.floats(config.hidden)?, position })
-        }
+        _ => Some([reader.word()?, reader.word()?, reader.word()?]),
     };
+    let hidden = reader.floats(width)?;
     let state = |reader: &mut Reader<'_>| {
         let recurrent = reader.floats(config.delta.recurrent())?;
         Some(DeltaState { recurrent, conv: reader.floats(config.delta.conv())? })
     };
     let states = (0..layers).map(|_| state(&mut reader)).collect::<Option<Vec<_>>>()?;
-    Some((Snapshot { length, pending }, states))
+    Some(Parsed { snapshot: Snapshot { length, pending }, hidden, states })
 }
 
 struct Reader<'a> {

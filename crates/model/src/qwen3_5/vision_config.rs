@@ -65,6 +65,9 @@ impl VisionConfig {
             out: section.count("out_hidden_size", VISION_WIDTH_MAX)?,
             rope_theta: theta(&section)?,
         };
+        if config.channels != 3 {
+            return Err(section.error("in_channels", "3 (red, green, blue)"));
+        }
         if !config.hidden.is_multiple_of(config.heads) || !(config.hidden / config.heads).is_multiple_of(4) {
             let expected = format!("a number that cuts hidden_size {} in multiples of 4", config.hidden);
             return Err(section.error("num_heads", expected));

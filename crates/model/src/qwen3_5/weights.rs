@@ -8,6 +8,7 @@ use super::OpenError;
 use super::config::{Config, MixerKind};
 use super::inventory::{Parts, inventory};
 use super::names::{self, HEAD, MTP, MTP_EMBED, MTP_HEAD, NORM, TABLE};
+use super::tower::TowerWeights;
 
 /// All weights of a text model.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(super) struct Weights {
     pub(super) norm: VectorRef,
     /// The MTP layer, where it is stored and wanted.
     pub(super) mtp: Option<Mtp>,
+    /// The vision tower, where it is stored and wanted.
+    pub(super) tower: Option<TowerWeights>,
     /// What the weights weigh.
     pub(super) stored: Stored,
 }
@@ -147,6 +150,8 @@ pub struct Stored {
     pub experts: u64,
     /// The MTP layer.
     pub mtp: u64,
+    /// Matrices of the vision tower.
+    pub vision: u64,
 }
 
 /// Told after each tensor: parameters loaded, and all there are.
@@ -161,8 +166,7 @@ impl Weights {
         device: &mut dyn Device,
         progress: Progress<'_>,
     ) -> Result<Self, OpenError> {
-        // Vision is not part of the text model's weights.
-        let total = inventory(config, Parts { vision: false, ..parts }).iter().map(parameters).sum();
+        let total = inventory(config, parts).iter().map(parameters).sum();
         let mut loader = Loader { config, source, device, progress, done: 0, total, bytes: 0 };
         let mut stored = Stored::default();
         let (rows, h) = (config.vocabulary, config.hidden);
@@ -186,7 +190,12 @@ impl Weights {
             true => Some(loader.mtp(table, head, ordinals[1], &mut stored)?),
             false => None,
         };
-        Ok(Self { table, head, layers, norm, mtp, stored })
+        let tower = match config.vision.as_ref().filter(|_| parts.vision) {
+            Some(vision) => Some(TowerWeights::load(&mut loader, vision)?),
+            None => None,
+        };
+        stored.vision = loader.take_bytes();
+        Ok(Self { table, head, layers, norm, mtp, tower, stored })
     }
 }
 
@@ -202,10 +211,10 @@ fn parameters(expected: &Expected) -> u64 {
     }
 }
 
-struct Loader<'a> {
+pub(super) struct Loader<'a> {
     config: &'a Config,
-    source: &'a dyn Source,
-    device: &'a mut dyn Device,
+    pub(super) source: &'a dyn Source,
+    pub(super) device: &'a mut dyn Device,
     progress: Progress<'a>,
     done: u64,
     total: u64,
@@ -214,7 +223,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn advance(&mut self, parameters: usize) {
+    pub(super) fn advance(&mut self, parameters: usize) {
         self.done = (self.done + parameters as u64).min(self.total);
         (self.progress)(self.done, self.total);
     }
@@ -223,7 +232,7 @@ impl Loader<'_> {
         std::mem::take(&mut self.bytes)
     }
 
-    fn matrix(&mut self, module: &str, rows: usize, cols: usize) -> Result<MatrixRef, OpenError> {
+    pub(super) fn matrix(&mut self, module: &str, rows: usize, cols: usize) -> Result<MatrixRef, OpenError> {
         let matrix = self.source.matrix(module, rows, cols)?;
         let handle = self.device.matrix(&matrix)?;
         matrix.discard();
@@ -238,7 +247,7 @@ impl Loader<'_> {
         Ok(self.device.vector(&values)?)
     }
 
-    fn vector(
+    pub(super) fn vector(
         &mut self,
         name: &str,
         shape: &[usize],

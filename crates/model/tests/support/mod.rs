@@ -34,6 +34,7 @@ pub(crate) fn settings() -> Settings {
         rows_max: 128,
         logits_rows_max: 128,
         mtp: true,
+        image_tokens: 0,
     }
 }
 

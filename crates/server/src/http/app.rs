@@ -1,5 +1,7 @@
 //! The application as one function: routes, and what stands around all of them.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -19,18 +21,22 @@ use super::flow::Hangup;
 use super::limits::Limits;
 use super::routes::{foreign, health, metrics, models, props, slots, tokens};
 use super::state::{App, VERSION};
-use super::{chat, completions, ids, messages, ollama, openapi, responses};
+use super::{chat, completions, ids, messages, ollama, openapi, page, responses};
 
 /// What a request's handlers know of it beside its own words.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(crate) request_id: String,
+    /// Path of the request.
+    pub(crate) route: Arc<str>,
     pub(crate) caller: Caller,
     pub(crate) hangup: Hangup,
 }
 
-/// Paths that need no key: probes have none.
-const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
+/// Paths that need no key: probes have none, and neither has a browser that fetches the page.
+fn is_open(path: &str, has_page: bool) -> bool {
+    matches!(path, "/health" | "/ready") || has_page && page::is_asset(path)
+}
 
 /// Routes that other servers have.
 const FOREIGN_ROUTES: [&str; 7] = [
@@ -83,6 +89,9 @@ pub fn app(state: App) -> Router {
             router = router.route(path, any(ollama::not_managed));
         }
     }
+    if state.settings().page {
+        router = router.merge(page::routes());
+    }
     for path in FOREIGN_ROUTES {
         router = router.route(path, any(foreign::not_implemented));
     }
@@ -103,14 +112,12 @@ pub(crate) fn json(value: &impl Serialize) -> Response {
     response
 }
 
-async fn not_found(request: Request) -> ApiError {
-    let path = super::error::quoted(request.uri().path());
-    ApiError::new(Code::NotFound, format!("no route {path}; /openapi.json lists them"))
+async fn not_found(State(app): State<App>, request: Request) -> ApiError {
+    page::no_route(request.uri().path(), app.settings().page)
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    let method = super::error::quoted(request.method().as_str());
-    ApiError::new(Code::MethodNotAllowed, format!("this route has no method {method}; see Allow"))
+    page::wrong_method(request.uri().path(), request.method())
 }
 
 /// Outermost: an id and a version on every response, errors in the dialect of the path.
@@ -121,7 +128,8 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     let hangup = request.extensions().get::<Hangup>().cloned().unwrap_or_default();
     let origin = app.settings().origins.allowed(request.headers());
     let caller = Caller::default();
-    request.extensions_mut().insert(Context { request_id: request_id.clone(), caller, hangup });
+    let (route, request_id_) = (request.uri().path().into(), request_id.clone());
+    request.extensions_mut().insert(Context { request_id: request_id_, route, caller, hangup });
     let response = next.run(request).await;
     if let Some(error) = response.extensions().get::<ApiError>() {
         app.metrics().rejected(error.code.name());
@@ -152,7 +160,7 @@ async fn admitted(State(app): State<App>, request: Request, next: Next) -> Respo
     if is_preflight && settings.origins.allowed(&parts.headers).is_some() {
         return preflight();
     }
-    if !OPEN_PATHS.contains(&parts.uri.path()) {
+    if !is_open(parts.uri.path(), settings.page) {
         match settings.keys.caller(&parts.headers) {
             Ok(caller) => {
                 if let Some(context) = parts.extensions.get_mut::<Context>() {

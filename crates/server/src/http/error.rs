@@ -88,6 +88,8 @@ pub enum Code {
     Draining,
     /// No slot in time.
     QueueTimeout,
+    /// The model makes no progress.
+    Stalled,
 }
 
 impl Code {
@@ -120,6 +122,7 @@ impl Code {
             Self::Loading => "loading",
             Self::Draining => "draining",
             Self::QueueTimeout => "queue_timeout",
+            Self::Stalled => "stalled",
         }
     }
 
@@ -137,7 +140,9 @@ impl Code {
             Self::QueueFull | Self::KeyLimit => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal | Self::NumericalFault | Self::DeviceFault => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotImplemented => StatusCode::NOT_IMPLEMENTED,
-            Self::Loading | Self::Draining | Self::QueueTimeout => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Loading | Self::Draining | Self::QueueTimeout | Self::Stalled => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             _ => StatusCode::BAD_REQUEST,
         }
     }

@@ -59,12 +59,8 @@ pub(crate) fn sse_event(out: &mut Vec<u8>, name: &str, json: &impl serde::Serial
 
 /// Waits until the request has a slot (or for the first sign of life) and answers with its stream. What fails
 /// before is an error with its own status.
-pub(crate) async fn respond<W: Writer>(
-    app: &App,
-    mut running: Running,
-    mut writer: W,
-    hangup: Hangup,
-) -> Result<Response, ApiError> {
+pub(crate) async fn respond<W: Writer>(mut running: Running, mut writer: W) -> Result<Response, ApiError> {
+    let (app, hangup) = (running.app().clone(), running.context().hangup.clone());
     let drain = app.drain().clone();
     let first = tokio::select! {
         updates = running.next() => updates?,
@@ -79,7 +75,7 @@ pub(crate) async fn respond<W: Writer>(
         writer.keep_alive(&mut out);
     }
     let wire = Wire { sender, backlog: backlog.clone(), limit: app.settings().limits.backlog };
-    let pump = Pump { app: app.clone(), running, writer, wire, out };
+    let pump = Pump { app, running, writer, wire, out };
     tokio::spawn(async move {
         if !pump.run(first).await {
             // The client has been told, or is gone; the connection is not used again.

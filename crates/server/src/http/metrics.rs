@@ -56,6 +56,8 @@ pub(crate) struct Metrics {
     cache_bytes: Level,
     cache_limit: Level,
     step_age: Level,
+    memory: Family<Labels<1>, Level>,
+    resident: Level,
     build: Family<Labels<3>, Level>,
     pub(crate) ttft: Histogram,
     pub(crate) inter_token: Histogram,
@@ -99,6 +101,8 @@ impl Metrics {
             cache_bytes: Level::default(),
             cache_limit: Level::default(),
             step_age: Level::default(),
+            memory: Family::default(),
+            resident: Level::default(),
             build: Family::default(),
             ttft: seconds(),
             inter_token: seconds(),
@@ -108,6 +112,7 @@ impl Metrics {
         };
         metrics.register();
         metrics.register_twins(model);
+        metrics.zero();
         metrics
     }
 
@@ -132,12 +137,26 @@ impl Metrics {
         own.register("cache_bytes", "Bytes of the prefix cache", self.cache_bytes.clone());
         own.register("cache_limit_bytes", "Limit of the prefix cache", self.cache_limit.clone());
         own.register("last_step_age_seconds", "Time since the last step while busy", self.step_age.clone());
+        own.register("device_memory_bytes", "Memory of the device, by use", self.memory.clone());
         own.register("build_info", "Always 1", self.build.clone());
         own.register("ttft_seconds", "Time to the first token", self.ttft.clone());
         own.register("inter_token_seconds", "Time between tokens", self.inter_token.clone());
         own.register("queue_seconds", "Time in the queue", self.queued.clone());
         own.register("prefill_seconds", "Time from the slot to the end of the prompt", self.prefill.clone());
         own.register("request_seconds", "Time of whole replies", self.request.clone());
+    }
+
+    /// Counters whose labels are known are there from the start: a rate over one that appears late is wrong.
+    fn zero(&self) {
+        let labelled = |family: &Counts<1>, name: &'static str, values: &[&str]| {
+            for value in values {
+                drop(family.get_or_create(&[(name, (*value).to_owned())]));
+            }
+        };
+        labelled(&self.prompt_tokens, "source", &["computed", "cached"]);
+        labelled(&self.generated_tokens, "kind", &["reasoning", "content", "tool"]);
+        labelled(&self.cancelled, "stage", &["queued", "prefill", "decode"]);
+        labelled(&self.tool_calls, "result", &["ok", "unparsed", "cut"]);
     }
 
     /// The names that gateways and dashboards of vLLM read.
@@ -152,11 +171,21 @@ impl Metrics {
         twins.register("vllm:generation_tokens", "Generated tokens", self.generated_all.clone());
         twins.register("vllm:time_to_first_token_seconds", "Time to the first token", self.ttft.clone());
         twins.register("vllm:e2e_request_latency_seconds", "Time of whole replies", self.request.clone());
+        // The usual name of every exporter, so without a prefix.
+        let resident = "Memory of the process, as the system counts it";
+        self.registry.register("process_resident_memory_bytes", resident, self.resident.clone());
     }
 
     pub(crate) fn built(&self, version: &str, backend: &str, device: &str) {
         let labels = [("version", version.into()), ("backend", backend.into()), ("device", device.into())];
         self.build.get_or_create(&labels).set(1.0);
+    }
+
+    /// Says what the model takes of its device.
+    pub(crate) fn memory(&self, uses: &[(&'static str, u64)]) {
+        for (name, bytes) in uses {
+            self.memory.get_or_create(&[("use", (*name).to_owned())]).set(*bytes as f64);
+        }
     }
 
     pub(crate) fn answered(&self, route: &str, status: u16) {
@@ -188,6 +217,9 @@ impl Metrics {
     pub(crate) fn text(&self, reading: Option<&Reading>) -> String {
         if let Some(reading) = reading {
             self.take(reading);
+        }
+        if let Some(bytes) = resident() {
+            self.resident.set(bytes as f64);
         }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string cannot fail");
@@ -228,4 +260,11 @@ impl Metrics {
             store(&self.draft_accepted.get_or_create_owned(&label), accepted);
         }
     }
+}
+
+/// Bytes of memory that this process holds; `None` where the system does not say.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }

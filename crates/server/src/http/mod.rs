@@ -8,6 +8,7 @@
 //! is what happens when a client leaves, cancels the rest.
 
 mod app;
+mod asked;
 mod auth;
 mod board;
 mod body;
@@ -27,7 +28,11 @@ mod messages;
 mod metrics;
 mod ollama;
 mod openapi;
+mod page;
 mod params;
+mod receipt;
+mod record;
+mod rerun;
 mod responses;
 mod routes;
 mod running;
@@ -53,6 +58,9 @@ pub use limits::*;
 pub use listen::{Listener, serve};
 pub use messages::{Block, MessageReply, MessageUsage, MessagesRequest, TokenCount};
 pub use params::{ClaryWish, Params, Speculative, StreamOptions};
+pub use receipt::{Receipt, ResolvedSampling, ids_digest};
+pub use record::{BUNDLE_EXTENSION, BUNDLE_VERSION, Bundle, RECORD_BYTES_MAX, ServerSettings};
+pub use rerun::{RerunError, rerun};
 pub use responses::ResponsesRequest;
 pub use scores::{TokenLogprob, TopLogprob};
 pub use settings::{Bind, ClaryFields, SamplingDefaults, SamplingSource, Settings, SettingsError, Typed};

@@ -277,11 +277,9 @@ fn clary(fields: &mut Fields) -> Result<ClaryFields, ApiError> {
         timings: inner.flag("timings", false)?,
         draft: inner.flag("draft", false)?,
         cache: inner.flag("cache", false)?,
+        receipt: inner.flag("receipt", false)?,
         prompt: inner.flag("prompt", false)?,
     };
-    if inner.flag("receipt", false)? {
-        return Err(ApiError::unsupported("clary.receipt", "this build writes no receipts"));
-    }
     inner.finish_strict("known are all, notes, timings, draft, cache, prompt and receipt")?;
     Ok(if all { asked.or(ClaryFields::ALL) } else { asked })
 }

@@ -8,9 +8,13 @@ use engine::{Drafting, Event, FinishReason, Mask, Request, Sampling, Score, Stat
 use text::{Note, Piece};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::app::Context;
+use super::asked::Asked;
 use super::auth::Turn;
 use super::error::ApiError;
 use super::metrics::Stage;
+use super::receipt::Receipt;
+use super::record::Record;
 use super::scores::{Scope, ScoreLog};
 use super::state::{App, Served, draining};
 use super::track::Track;
@@ -43,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) cache: bool,
     pub(crate) drafting: Drafting,
     pub(crate) mask: Option<Box<dyn Mask>>,
+    /// Tokens of reasoning, which the mask enforces.
+    pub(crate) thinking_budget: Option<usize>,
     /// How to read each reply.
     pub(crate) reader: ReaderOptions,
     /// What was done on the client's behalf.
@@ -81,6 +87,7 @@ struct Choice {
 pub(crate) struct Running {
     app: App,
     served: Arc<Served>,
+    context: Context,
     events: UnboundedReceiver<(usize, Event)>,
     /// Of each prompt; `None` once its replies are complete.
     tickets: Vec<Option<Ticket>>,
@@ -93,18 +100,23 @@ pub(crate) struct Running {
     prompt_tokens: (usize, usize),
     admitted: bool,
     notes: Vec<Note>,
+    /// What the reply is made from.
+    receipt: Receipt,
+    /// Where the request is written when it is over.
+    record: Option<Record>,
     _turn: Turn,
 }
 
 impl Running {
-    /// Sends a job to the engine.
-    pub(crate) fn submit(
-        app: &App,
-        served: &Arc<Served>,
-        mut job: Job,
-        request_id: &str,
-        turn: Turn,
-    ) -> Result<Self, ApiError> {
+    /// Sends a job to the engine. The request's body is given up: a queue of them would be large.
+    pub(crate) fn submit(asked: Arc<Asked>, mut job: Job, turn: Turn) -> Result<Self, ApiError> {
+        let (app, served, context) = (&asked.app, &asked.served, &asked.context);
+        let receipt = Receipt::open(served, &context.route, &job);
+        let record = app.recorder().map(|recorder| {
+            let prompts = job.prompts.iter().map(|prompt| prompt.ids.clone()).collect();
+            Ok::<_, ApiError>(recorder.begin(&context.request_id, app.id(), asked.object()?, prompts))
+        });
+        let record = record.transpose()?;
         let (sender, events) = unbounded_channel();
         let prompt_tokens = (job.prompts.iter().map(|prompt| prompt.ids.len()).sum(), 0);
         let mut tickets = Vec::with_capacity(job.prompts.len());
@@ -116,7 +128,7 @@ impl Running {
                 choices.push(Choice { reader, log: ScoreLog::new(job.scope, tokenizer), ended: None });
             }
             let place = (index, prompt.ids.len());
-            let track = Track::new(app, served, request_id, place, job.choices, sender.clone());
+            let track = Track::new(app, served, &context.request_id, place, job.choices, sender.clone());
             let mut request =
                 Request::new(std::mem::take(&mut prompt.ids), job.max_tokens.unwrap_or(usize::MAX));
             request.marks = std::mem::take(&mut prompt.marks);
@@ -133,6 +145,7 @@ impl Running {
         Ok(Self {
             app: app.clone(),
             served: served.clone(),
+            context: context.clone(),
             events,
             per_prompt: job.choices as usize,
             prompt_scores: vec![Vec::new(); tickets.len()],
@@ -142,6 +155,8 @@ impl Running {
             prompt_tokens,
             admitted: false,
             notes: job.notes,
+            receipt,
+            record,
             _turn: turn,
         })
     }
@@ -149,6 +164,21 @@ impl Running {
     /// The model that answers.
     pub(crate) fn served(&self) -> &Arc<Served> {
         &self.served
+    }
+
+    /// What the server shares.
+    pub(crate) fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// What is known of the request beside its own words.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What the reply was made from and what it came to so far.
+    pub(crate) fn receipt(&self) -> Receipt {
+        self.receipt.close(self.choices.iter().map(|choice| choice.reader.ids().to_vec()).collect())
     }
 
     /// Tokens of all prompts, and those of them that came from the cache as far as that is known.
@@ -238,14 +268,27 @@ impl Running {
             Event::Finished { choice, reason, stats } => {
                 let index = at(choice);
                 if let FinishReason::Failed(error) = reason {
-                    return Err(self.failed(error));
+                    let error = self.failed(error);
+                    self.recorded(Some(error.code.name()));
+                    return Err(error);
                 }
                 let ended = self.choices[index].end(index, reason, *stats, updates);
                 self.count(&ended);
+                if self.is_over() {
+                    self.recorded(None);
+                }
                 updates.push(Update::Finished(index, ended));
             }
         }
         Ok(())
+    }
+
+    fn recorded(&mut self, error: Option<&str>) {
+        if let Some(record) = self.record.take()
+            && !record.write(self.receipt(), error)
+        {
+            self.notes.push(Note { code: "not_recorded", path: String::new() });
+        }
     }
 
     fn failed(&self, error: engine::ReplyError) -> ApiError {

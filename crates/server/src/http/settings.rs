@@ -64,12 +64,16 @@ pub struct Typed {
     pub stall_after: Duration,
     /// Members of the `clary` object that every reply has.
     pub clary_fields: Vec<String>,
+    /// Folder for the bundles of requests, prompts included.
+    pub record: Option<PathBuf>,
     /// Anthropic's routes.
     pub anthropic: bool,
     /// The Responses route.
     pub responses: bool,
     /// Ollama's routes.
     pub ollama: bool,
+    /// The built-in page.
+    pub page: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -101,9 +105,11 @@ impl Default for Typed {
             drain_timeout: Duration::from_secs(30),
             stall_after: Duration::from_secs(60),
             clary_fields: Vec::new(),
+            record: None,
             anthropic: true,
             responses: true,
             ollama: true,
+            page: true,
             limits: Limits::default(),
         }
     }
@@ -153,17 +159,20 @@ pub struct ClaryFields {
     pub draft: bool,
     /// The prefix cache.
     pub cache: bool,
+    /// What makes the reply checkable.
+    pub receipt: bool,
     /// The prompt, in a dry run.
     pub prompt: bool,
 }
 
 impl ClaryFields {
     /// Every member of a reply.
-    pub const ALL: Self = Self { notes: true, timings: true, draft: true, cache: true, prompt: false };
+    pub const ALL: Self =
+        Self { notes: true, timings: true, draft: true, cache: true, receipt: true, prompt: false };
 
     /// Whether the reply has a `clary` object.
     pub fn any(self) -> bool {
-        self.notes || self.timings || self.draft || self.cache
+        self.notes || self.timings || self.draft || self.cache || self.receipt
     }
 
     /// Both.
@@ -173,6 +182,7 @@ impl ClaryFields {
             timings: self.timings || other.timings,
             draft: self.draft || other.draft,
             cache: self.cache || other.cache,
+            receipt: self.receipt || other.receipt,
             prompt: self.prompt || other.prompt,
         }
     }
@@ -213,12 +223,16 @@ pub struct Settings {
     pub stall_after: Duration,
     /// Members of the `clary` object that every reply has.
     pub clary_fields: ClaryFields,
+    /// Folder for the bundles of requests, prompts included.
+    pub record: Option<PathBuf>,
     /// Anthropic's routes.
     pub anthropic: bool,
     /// The Responses route.
     pub responses: bool,
     /// Ollama's routes.
     pub ollama: bool,
+    /// The built-in page.
+    pub page: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -315,9 +329,11 @@ impl Settings {
             drafting: typed.drafting,
             drain_timeout: typed.drain_timeout,
             stall_after: typed.stall_after,
+            record: typed.record,
             anthropic: typed.anthropic,
             responses: typed.responses,
             ollama: typed.ollama,
+            page: typed.page,
             limits: typed.limits,
         })
     }
@@ -383,8 +399,9 @@ fn clary_fields(names: &[String]) -> Result<ClaryFields, SettingsError> {
             "timings" => fields.timings = true,
             "draft" => fields.draft = true,
             "cache" => fields.cache = true,
+            "receipt" => fields.receipt = true,
             _ => {
-                let allowed = "all, notes, timings, draft, cache";
+                let allowed = "all, notes, timings, draft, cache, receipt";
                 return Err(SettingsError::Range { option: "--clary-fields", found: name.clone(), allowed });
             }
         }

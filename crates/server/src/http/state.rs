@@ -11,6 +11,7 @@ use super::constraint::Grammar;
 use super::drain::{Drain, Phase};
 use super::error::{ApiError, Code};
 use super::metrics::{Metrics, Reading};
+use super::record::{Recorder, ServerSettings};
 use super::settings::{SamplingDefaults, Settings};
 use crate::Session;
 
@@ -34,6 +35,12 @@ pub struct ModelInfo {
     pub device: String,
     /// Commit the program was built from.
     pub build: String,
+    /// What the model takes of the device's memory: use and bytes.
+    pub memory: Vec<(&'static str, u64)>,
+    /// Digest of the model's files, as receipts name it.
+    pub digest: String,
+    /// Form of the K/V cache: `int8` or `int16`.
+    pub kv: String,
     /// Ids of the exactness contracts that hold.
     pub contracts: Vec<&'static str>,
     /// `tokenizer_class` of the model's folder.
@@ -80,6 +87,7 @@ struct Inner {
     drain: Drain,
     metrics: Metrics,
     preparing: Semaphore,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl App {
@@ -89,6 +97,10 @@ impl App {
         Self(Arc::new(Inner {
             metrics: Metrics::new(&id),
             preparing: Semaphore::new(settings.limits.preparing),
+            recorder: settings.record.clone().map(|dir| {
+                let (thinking, template_kwargs) = (settings.thinking, settings.template_kwargs.clone());
+                Arc::new(Recorder::new(dir, ServerSettings { thinking, template_kwargs }))
+            }),
             id,
             settings,
             served: OnceLock::new(),
@@ -105,6 +117,7 @@ impl App {
     /// Begins to serve. A second model is not taken.
     pub fn serve_model(&self, session: Session, info: ModelInfo, grammar: Option<Arc<dyn Grammar>>) {
         self.0.metrics.built(VERSION, &info.backend, &info.device);
+        self.0.metrics.memory(&info.memory);
         let sampling = self.0.settings.sampling.over(&session.text().defaults);
         let board = Board::new(session.engine().limits().slots);
         let served = Served { session, info, grammar, sampling, board };
@@ -124,6 +137,11 @@ impl App {
     /// The end of the server.
     pub fn drain(&self) -> &Drain {
         &self.0.drain
+    }
+
+    /// Where requests are recorded.
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.0.recorder.as_ref()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -151,7 +169,10 @@ impl App {
     /// The model, for a new reply.
     pub(crate) fn served(&self) -> Result<Arc<Served>, ApiError> {
         match self.0.drain.phase() {
-            Phase::Open => self.loaded(),
+            Phase::Open => match self.stalled() {
+                Some(age) => Err(stalled(age)),
+                None => self.loaded(),
+            },
             Phase::Draining | Phase::Cut => Err(draining()),
         }
     }
@@ -183,11 +204,17 @@ impl App {
         })
     }
 
-    /// Time without a step while there is work, if it is too long.
-    pub(crate) fn stalled(&self) -> Option<Duration> {
+    /// Time without a step while there is work, if it is longer than the settings allow.
+    pub fn stalled(&self) -> Option<Duration> {
         let age = self.model()?.session.engine().step_age()?;
         (age > self.0.settings.stall_after).then_some(age)
     }
+}
+
+fn stalled(age: Duration) -> ApiError {
+    let message =
+        format!("no step of the model ended for {} s; the server may need a restart", age.as_secs());
+    ApiError { retry_after: Some(30), ..ApiError::new(Code::Stalled, message) }
 }
 
 pub(crate) fn draining() -> ApiError {

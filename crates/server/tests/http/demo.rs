@@ -25,6 +25,7 @@ fn server() -> Server {
         rows_max: 128,
         logits_rows_max: 64,
         mtp: true,
+        image_tokens: 0,
     };
     let cpu = device::open("cpu", CpuSettings { threads: 2, isa: Isa::detect() }).unwrap();
     let checkpoint = Checkpoint::open(dir).unwrap();

@@ -105,7 +105,6 @@ async fn chat_fields_out_of_range() {
         (json!({"tools": tool(json!({"name": "f", "strict": true}))}), "tools[0].function.strict"),
         (json!({"response_format": {"type": "json_object"}}), "response_format.type"),
         (json!({"guided_choice": ["a"]}), "guided_choice"),
-        (json!({"clary": {"receipt": true}}), "clary.receipt"),
         (
             json!({"messages": user(json!([{"type": "image_url", "image_url":
                 {"url": "data:image/png;base64,AA"}}]))}),

@@ -10,6 +10,9 @@ mod errors;
 mod live;
 mod messages;
 mod ollama;
+mod page;
+mod progress;
+mod receipts;
 mod responses;
 mod routes;
 

@@ -217,7 +217,10 @@ impl Server {
             let info = ModelInfo {
                 backend: "cpu".into(),
                 build: "test".into(),
+                digest: "sha256:00".into(),
+                kv: "int8".into(),
                 contracts: vec!["E1", "E2"],
+                memory: vec![("weights", 5)],
                 ..ModelInfo::default()
             };
             state.serve_model(Session::new(text.clone(), engine.clone()), info, setup.grammar);

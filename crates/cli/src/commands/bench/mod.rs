@@ -56,6 +56,7 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
         rows_max: ROWS_MAX.min(longest),
         logits_rows_max: 1,
         mtp: false,
+        image_tokens: 0,
         draft: Draft::Off,
     };
     let mut measured = Measured {

@@ -43,6 +43,7 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
         rows_max: ROWS_MAX.max(slots * (DRAFT_MAX + 1)),
         logits_rows_max: slots * (DRAFT_MAX + 1),
         mtp: is_drafted,
+        image_tokens: 0,
         draft: if is_drafted { Draft::Auto } else { Draft::Off },
     };
     let threads = load::threads(args.threads.first().copied());

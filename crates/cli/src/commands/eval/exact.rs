@@ -119,6 +119,7 @@ fn fits(weights: &Weights, args: &ExactArgs, sizes: ContractSizes) -> Result<boo
         rows_max: sizes.rows_max,
         logits_rows_max: sizes.rows_max,
         mtp: true,
+        image_tokens: 0,
         draft: Draft::Auto,
     };
     load::settle(weights, &args.model, wish)?;

@@ -22,6 +22,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 pub(crate) use options::ServeArgs;
+#[cfg(test)]
+pub(crate) use options::Slots;
 
 use self::end::Orders;
 use self::report::{Facts, Report};

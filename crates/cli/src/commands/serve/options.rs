@@ -59,6 +59,9 @@ pub(crate) struct PlaceArgs {
     /// Leave out the Responses routes
     #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_RESPONSES")]
     pub(crate) no_responses: bool,
+    /// Leave out the built-in page at /
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_NO_UI")]
+    pub(crate) no_ui: bool,
 }
 
 /// Who may ask.
@@ -150,9 +153,12 @@ pub(crate) struct WordsArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = args::min_p)]
     #[arg(env = "CLARY_MIN_P")]
     pub(crate) min_p: Option<f32>,
-    /// Members of the clary object in every reply: notes, timings, draft, cache, all
+    /// Members of the clary object in every reply: notes, timings, draft, cache, receipt, all
     #[arg(long, value_name = "LIST", value_delimiter = ',', env = "CLARY_CLARY_FIELDS")]
     pub(crate) clary_fields: Vec<String>,
+    /// Write every request, prompts included, into this folder, for `clary bundle` and `clary replay`
+    #[arg(long, value_name = "DIR", env = "CLARY_RECORD")]
+    pub(crate) record: Option<PathBuf>,
 }
 
 /// `--slots`.
@@ -256,12 +262,20 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         drain_timeout: args.work.drain_timeout,
         stall_after: args.work.stall_after,
         clary_fields: words.clary_fields.clone(),
+        record: words.record.as_deref().map(record).transpose()?,
         anthropic: !place.no_anthropic,
         responses: !place.no_responses,
         ollama: !place.no_ollama,
+        page: !place.no_ui,
         ..Typed::default()
     };
     Settings::new(typed).map_err(nonsense)
+}
+
+/// The folder of the record, made if need be.
+fn record(dir: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir).map_err(|error| Failure::file(dir, &error).context("--record"))?;
+    Ok(dir.to_owned())
 }
 
 fn nonsense(error: SettingsError) -> Failure {

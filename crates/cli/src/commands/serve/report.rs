@@ -14,6 +14,8 @@ use super::options::ServeArgs;
 use super::self_test::SelfTest;
 use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
+use crate::commands::again::kv_name;
+use crate::commands::version;
 use crate::load;
 use crate::memory;
 use crate::table::{self, grouped};
@@ -49,7 +51,9 @@ impl Facts {
             n_ctx_train: weights.config.positions_max,
             n_params: weights.config.parameters(),
             size: weights.bytes,
-            build: option_env!("CLARY_COMMIT").unwrap_or("unknown").to_owned(),
+            build: version::commit().to_owned(),
+            digest: weights.digest(),
+            kv: kv_name(args.kv).to_owned(),
             contracts: CONTRACTS.to_vec(),
             tokenizer_class: tokenizer["tokenizer_class"].as_str().unwrap_or_default().to_owned(),
             eos_token: token(&tokenizer["eos_token"]),
@@ -61,7 +65,15 @@ impl Facts {
 
     /// The same, with the device.
     pub(crate) fn info(&self, report: &Report) -> ModelInfo {
-        ModelInfo { backend: report.backend.clone(), device: report.device.clone(), ..self.info.clone() }
+        let plan = report.plan.iter().flat_map(|plan| {
+            [("weights", plan.weights), ("kv", plan.kv), ("states", plan.states), ("scratch", plan.scratch)]
+        });
+        ModelInfo {
+            backend: report.backend.clone(),
+            device: report.device.clone(),
+            memory: plan.collect(),
+            ..self.info.clone()
+        }
     }
 }
 
@@ -119,6 +131,7 @@ impl Report {
         dialects.extend(settings.anthropic.then_some("Anthropic /v1/messages"));
         dialects.extend(settings.responses.then_some("Responses /v1/responses"));
         dialects.extend(settings.ollama.then_some("Ollama /api"));
+        dialects.extend(settings.page.then_some("page /"));
         Self {
             model: format!("{format}, {}", load::summary(weights)),
             template: text.template.digest().to_owned(),
@@ -267,6 +280,9 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if context < trained {
         let (context, trained) = (grouped(context as u64), grouped(trained as u64));
         notes.push(format!("context: {context} of the {trained} tokens the model was trained for"));
+    }
+    if let Some(dir) = &settings.record {
+        notes.push(format!("record: requests with their prompts are written to {}", dir.display()));
     }
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());

@@ -74,6 +74,7 @@ impl Ask<'_> {
             rows_max: ROWS_MAX,
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
+            image_tokens: 0,
         }
     }
 

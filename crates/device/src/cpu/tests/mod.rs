@@ -5,6 +5,7 @@ mod attention;
 mod delta_net;
 mod draw;
 mod rows;
+mod vision;
 
 use super::{Cpu, CpuSettings, Isa};
 use crate::{Buffer, Device, Row, Step, Window, reference::Reference};

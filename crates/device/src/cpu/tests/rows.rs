@@ -196,3 +196,19 @@ fn joins_and_gathers() {
     cpu.gather(a, &[1, 0, 1], gathered).expect("runs");
     assert_eq!(read(&mut cpu, gathered, 6), [3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
 }
+
+#[test]
+fn copied_rows_go_to_their_places_and_leave_the_others() {
+    let check = |device: &mut dyn Device| {
+        let from = filled(device, 2, &[1.0, 2.0, 3.0, f64::NAN, 5.0, 6.0]);
+        let to = filled(device, 2, &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0]);
+        device.copy_rows(from, &[2, 0, 2], to, &[3, 0, 1]).expect("runs");
+        device.copy_rows(from, &[], to, &[]).expect("copies nothing");
+        assert_eq!(read(device, to, 8), [1.0, 2.0, 5.0, 6.0, -5.0, -6.0, 5.0, 6.0]);
+        device.copy_rows(from, &[1], to, &[2]).expect("runs");
+        let found = read(device, to, 6);
+        assert!(found[4] == 3.0 && found[5].is_nan(), "{found:?}");
+    };
+    cpus().into_iter().for_each(|mut cpu| check(&mut cpu));
+    check(&mut Reference::new(1));
+}

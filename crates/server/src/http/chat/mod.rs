@@ -15,10 +15,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::app::{Context, json};
+use super::asked::Asked;
 use super::error::ApiError;
 use super::running::Running;
 use super::state::{App, now_seconds};
-use super::{body, flow, ids};
+use super::{flow, ids};
 
 pub use choice::ToolChoice;
 pub(crate) use choice::read as read_choice;
@@ -68,25 +69,21 @@ pub(crate) async fn post(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let turn = context.caller.turn()?;
-    let (app_, served_, caller) = (app.clone(), served.clone(), context.caller.clone());
-    let (dry_run, prepared) = app
-        .prepare(move || {
-            let request = ChatRequest::read(body::object(&bytes)?, &served_)?;
-            let dry_run = request.dry_run;
-            Ok((dry_run, prepare(&app_, &served_, &caller, request)?))
-        })
-        .await?;
-    let Prepared { job, facts } = prepared;
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let turn = asked.turn()?;
+    let prepared = asked.prepare(|asked| {
+        let request = ChatRequest::read(asked.object()?, &asked.served)?;
+        let dry_run = request.dry_run;
+        Ok((dry_run, prepare(asked, request)?))
+    });
+    let (dry_run, Prepared { job, facts }) = prepared.await?;
     if dry_run {
-        return Ok(json(&dry_run_of(&job.notes, &facts, served.context())));
+        return Ok(json(&dry_run_of(&job.notes, &facts, asked.served.context())));
     }
-    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
-    let head = Head::new(&app, &running, ids::made("chatcmpl-"), now_seconds(), facts);
+    let mut running = Running::submit(asked, job, turn)?;
+    let head = Head::new(&running, ids::made("chatcmpl-"), now_seconds(), facts);
     if head.facts.params.stream {
-        return flow::respond(&app, running, stream::ChatWriter::new(head), context.hangup).await;
+        return flow::respond(running, stream::ChatWriter::new(head)).await;
     }
     running.whole().await?;
     Ok(json(&head.reply(&running)))

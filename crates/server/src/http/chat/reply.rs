@@ -6,10 +6,10 @@ use serde::Serialize;
 use text::{Note, Tokenizer, call_id};
 use utoipa::ToSchema;
 
+use super::super::receipt::Receipt;
 use super::super::running::{Ended, Running, finish_name, milliseconds};
 use super::super::scores::{TokenLogprob, logprobs};
 use super::super::settings::ClaryFields;
-use super::super::state::App;
 use super::validate::Facts;
 use crate::{Outcome, StopReason};
 
@@ -166,6 +166,9 @@ pub struct Clary {
     /// The prefix cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheView>,
+    /// What the reply was made from, and what it came to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Receipt>,
     /// The text of a call that was cut by length.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incomplete_tool_call: Option<String>,
@@ -331,6 +334,7 @@ impl Head {
             timings: self.fields.timings.then(|| timings(&first.outcome)),
             draft: self.fields.draft.then(|| self.draft(running)),
             cache: self.fields.cache.then(|| self.cache(&first.outcome)),
+            receipt: self.fields.receipt.then(|| running.receipt()),
             incomplete_tool_call: outcomes().find_map(|outcome| outcome.reply.incomplete_call.clone()),
         })
     }
@@ -369,7 +373,8 @@ impl Head {
     }
 
     /// What a reply to this chat begins with.
-    pub(crate) fn new(app: &App, running: &Running, id: String, created: u64, facts: Facts) -> Self {
+    pub(crate) fn new(running: &Running, id: String, created: u64, facts: Facts) -> Self {
+        let app = running.app();
         let drafting = facts.params.drafting(app.settings().drafting);
         Self {
             id,

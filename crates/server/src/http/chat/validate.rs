@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use text::{History, Message, Note, RenderOptions, Rendered, ReplyOptions, Tool};
 
-use super::super::auth::Caller;
+use super::super::app::Context;
+use super::super::asked::Asked;
 use super::super::constraint::{self, Wishes};
 use super::super::error::{ApiError, Code};
 use super::super::ids;
@@ -38,12 +39,8 @@ pub(crate) struct Facts {
 }
 
 /// Renders, encodes and checks. Runs beside the async threads: any of it may take a while.
-pub(crate) fn prepare(
-    app: &App,
-    served: &Served,
-    caller: &Caller,
-    mut request: ChatRequest,
-) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepared, ApiError> {
+    let Asked { app, served, context: Context { caller, .. }, .. } = asked;
     let mut notes = std::mem::take(&mut request.notes);
     notes.extend(model_note(app, &request.model)?);
     let offered = request.tool_choice.offered(std::mem::take(&mut request.tools));
@@ -93,6 +90,7 @@ pub(crate) fn prepare(
         cache: params.cache_prompt,
         drafting: params.drafting(app.settings().drafting),
         mask,
+        thinking_budget: budget,
         reader: reader(served, &params, reply, !request.parallel_tool_calls),
         notes,
     };

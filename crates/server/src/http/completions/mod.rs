@@ -13,12 +13,13 @@ use axum::response::Response;
 use text::ReplyOptions;
 
 use super::app::{Context, json};
+use super::asked::Asked;
 use super::chat::{Facts, Head, model_note, reader};
 use super::error::ApiError;
 use super::running::{Job, Prompt, Running};
 use super::scores::Scope;
-use super::state::{App, Served, now_seconds};
-use super::{body, flow, ids};
+use super::state::{App, now_seconds};
+use super::{flow, ids};
 
 pub use reply::{Completion, CompletionChoice, CompletionLogprobs, TopMap};
 pub use request::CompletionRequest;
@@ -48,36 +49,28 @@ pub(crate) async fn post(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let turn = context.caller.turn()?;
-    let (app_, served_, context_) = (app.clone(), served.clone(), context.clone());
-    let prepared = app
-        .prepare(move || {
-            let request = CompletionRequest::read(body::object(&bytes)?, &served_)?;
-            prepare(&app_, &served_, &context_, request)
-        })
-        .await?;
-    let Prepared { job, facts, echo, logprobs, prompts } = prepared;
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let turn = asked.turn()?;
+    let prepared = asked.prepare(|asked| {
+        let request = CompletionRequest::read(asked.object()?, &asked.served)?;
+        prepare(asked, request)
+    });
+    let Prepared { job, facts, echo, logprobs, prompts } = prepared.await?;
     let choices = job.choices as usize;
-    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
-    let head = Head::new(&app, &running, ids::made("cmpl-"), now_seconds(), facts);
+    let mut running = Running::submit(asked, job, turn)?;
+    let head = Head::new(&running, ids::made("cmpl-"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = reply::CompletionWriter::new(head, echo, logprobs, prompts, choices);
     if is_stream {
-        return flow::respond(&app, running, writer, context.hangup).await;
+        return flow::respond(running, writer).await;
     }
     running.whole().await?;
     Ok(json(&writer.whole(&running)))
 }
 
 /// Checks a request's prompts and makes a job of them.
-pub(crate) fn prepare(
-    app: &App,
-    served: &Served,
-    context: &Context,
-    request: CompletionRequest,
-) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(asked: &Asked, request: CompletionRequest) -> Result<Prepared, ApiError> {
+    let Asked { app, served, context, .. } = asked;
     let mut notes = request.notes;
     notes.extend(model_note(app, &request.model)?);
     let context_tokens = served.context();
@@ -106,6 +99,7 @@ pub(crate) fn prepare(
         cache: params.cache_prompt,
         drafting: params.drafting(app.settings().drafting),
         mask: None,
+        thinking_budget: None,
         reader: reader(served, &params, reply, false),
         notes,
     };

@@ -12,11 +12,12 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::app::{Context, json};
+use super::asked::Asked;
 use super::chat::{Head, Prepared, located, prepare};
 use super::error::ApiError;
 use super::running::{Running, Update};
-use super::state::{App, Served, now_seconds};
-use super::{body, flow, ids};
+use super::state::{App, now_seconds};
+use super::{flow, ids};
 
 pub use reply::{Block, MessageReply, MessageUsage};
 pub use request::MessagesRequest;
@@ -37,18 +38,15 @@ pub(crate) async fn post(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let turn = context.caller.turn()?;
-    let (app_, served_, context_) = (app.clone(), served.clone(), context.clone());
-    let prepared = app.prepare(move || prepared(&app_, &served_, &context_, &bytes, false)).await?;
-    let Prepared { job, facts } = prepared;
-    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
-    let head = Head::new(&app, &running, ids::made("msg_"), now_seconds(), facts);
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let turn = asked.turn()?;
+    let Prepared { job, facts } = asked.prepare(|asked| prepared(asked, false)).await?;
+    let mut running = Running::submit(asked, job, turn)?;
+    let head = Head::new(&running, ids::made("msg_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
-    let mut writer = reply::MessageWriter::new(head, context.request_id);
+    let mut writer = reply::MessageWriter::new(head, running.context().request_id.clone());
     if is_stream {
-        return flow::respond(&app, running, writer, context.hangup).await;
+        return flow::respond(running, writer).await;
     }
     let take = |update| {
         if let Update::Piece(_, piece, _) = update {
@@ -68,21 +66,12 @@ pub(crate) async fn count(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let app_ = app.clone();
-    let prepared = app.prepare(move || prepared(&app_, &served, &context, &bytes, true)).await?;
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let prepared = asked.prepare(|asked| prepared(asked, true)).await?;
     Ok(json(&TokenCount { input_tokens: prepared.facts.prompt_ids.len() }))
 }
 
-fn prepared(
-    app: &App,
-    served: &Served,
-    context: &Context,
-    bytes: &[u8],
-    counting: bool,
-) -> Result<Prepared, ApiError> {
-    let read = request::read(body::object(bytes)?, served, counting)?;
-    prepare(app, served, &context.caller, read.chat)
-        .map_err(|error| located(error, "messages", &read.origins))
+fn prepared(asked: &Asked, counting: bool) -> Result<Prepared, ApiError> {
+    let read = request::read(asked.object()?, &asked.served, counting)?;
+    prepare(asked, read.chat).map_err(|error| located(error, "messages", &read.origins))
 }

@@ -11,10 +11,11 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::app::{Context, json as json_response};
-use super::chat::{ChatRequest, Head, prepare};
+use super::asked::Asked;
+use super::chat::{ChatRequest, Facts, Head, prepare};
 use super::completions::{self, CompletionRequest};
 use super::error::{ApiError, Code};
-use super::running::{Running, Update};
+use super::running::{Job, Running, Update};
 use super::state::{App, Served, VERSION, now_seconds};
 use super::{body, flow, ids};
 use reply::{OllamaWriter, Route, rfc3339};
@@ -50,39 +51,16 @@ async fn answer(
     body: Body,
     route: Route,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let turn = context.caller.turn()?;
-    let (app_, served_, context_) = (app.clone(), served.clone(), context.clone());
-    let prepared = app
-        .prepare(move || {
-            let map = body::object(&bytes)?;
-            let translated = match route {
-                Route::Chat => request::chat(map, &served_)?,
-                Route::Generate => request::generate(map, &served_)?,
-            };
-            if translated.is_empty {
-                return Ok(None);
-            }
-            let (mut job, facts) = if translated.is_raw {
-                let request = CompletionRequest::read(translated.map, &served_)?;
-                completions::prepare(&app_, &served_, &context_, request)?.job()
-            } else {
-                let request = ChatRequest::read(translated.map, &served_)?;
-                let prepared = prepare(&app_, &served_, &context_.caller, request)?;
-                (prepared.job, prepared.facts)
-            };
-            job.notes.extend(translated.notes);
-            Ok(Some((job, facts)))
-        })
-        .await?;
-    let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&app, route))) };
-    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
-    let head = Head::new(&app, &running, ids::made("ollama-"), now_seconds(), facts);
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let turn = asked.turn()?;
+    let prepared = asked.prepare(move |asked| prepared(asked, route)).await?;
+    let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&asked.app, route))) };
+    let mut running = Running::submit(asked, job, turn)?;
+    let head = Head::new(&running, ids::made("ollama-"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = OllamaWriter::new(head, route);
     if is_stream {
-        return flow::respond(&app, running, writer, context.hangup).await;
+        return flow::respond(running, writer).await;
     }
     let take = |update| {
         if let Update::Piece(_, piece, _) = update {
@@ -91,6 +69,26 @@ async fn answer(
     };
     running.whole_with(take).await?;
     Ok(json_response(&writer.whole(&running)))
+}
+
+/// A job, or nothing where the client only wants the model loaded.
+fn prepared(asked: &Asked, route: Route) -> Result<Option<(Job, Facts)>, ApiError> {
+    let (map, served) = (asked.object()?, &asked.served);
+    let translated = match route {
+        Route::Chat => request::chat(map, served)?,
+        Route::Generate => request::generate(map, served)?,
+    };
+    if translated.is_empty {
+        return Ok(None);
+    }
+    let (mut job, facts) = if translated.is_raw {
+        completions::prepare(asked, CompletionRequest::read(translated.map, served)?)?.job()
+    } else {
+        let prepared = prepare(asked, ChatRequest::read(translated.map, served)?)?;
+        (prepared.job, prepared.facts)
+    };
+    job.notes.extend(translated.notes);
+    Ok(Some((job, facts)))
 }
 
 /// The answer to a client that only wants the model loaded, which it is.

@@ -10,11 +10,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::app::{Context, json};
+use super::asked::Asked;
 use super::chat::{Head, Prepared, located, prepare};
 use super::error::{ApiError, Code, quoted};
 use super::running::{Running, Update};
 use super::state::{App, now_seconds};
-use super::{body, flow, ids};
+use super::{flow, ids};
 
 pub use request::ResponsesRequest;
 
@@ -27,25 +28,20 @@ pub(crate) async fn post(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let turn = context.caller.turn()?;
-    let (app_, served_, caller) = (app.clone(), served.clone(), context.caller.clone());
-    let (prepared, custom, echo) = app
-        .prepare(move || {
-            let read = request::read(body::object(&bytes)?, &served_)?;
-            let prepared = prepare(&app_, &served_, &caller, read.chat)
-                .map_err(|error| located(error, "input", &read.origins))?;
-            Ok((prepared, read.custom, read.echo))
-        })
-        .await?;
-    let Prepared { job, facts } = prepared;
-    let mut running = Running::submit(&app, &served, job, &context.request_id, turn)?;
-    let head = Head::new(&app, &running, ids::made("resp_"), now_seconds(), facts);
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let turn = asked.turn()?;
+    let prepared = asked.prepare(|asked| {
+        let read = request::read(asked.object()?, &asked.served)?;
+        let prepared = prepare(asked, read.chat).map_err(|error| located(error, "input", &read.origins))?;
+        Ok((prepared, read.custom, read.echo))
+    });
+    let (Prepared { job, facts }, custom, echo) = prepared.await?;
+    let mut running = Running::submit(asked, job, turn)?;
+    let head = Head::new(&running, ids::made("resp_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = reply::ResponseWriter::new(head, custom, echo);
     if is_stream {
-        return flow::respond(&app, running, writer, context.hangup).await;
+        return flow::respond(running, writer).await;
     }
     let take = |update| {
         if let Update::Piece(_, piece, _) = update {

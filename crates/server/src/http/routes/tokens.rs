@@ -11,7 +11,7 @@ use text::Specials;
 use utoipa::ToSchema;
 
 use super::super::app::{Context, json};
-use super::super::body;
+use super::super::asked::Asked;
 use super::super::chat::{ChatRequest, NoteView, notes_view, prepare};
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
@@ -115,23 +115,21 @@ pub(crate) async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let app_ = app.clone();
-    let tokens = move || {
-        let mut map = body::object(&bytes)?;
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let tokens = |asked: &Asked| {
+        let (mut map, served) = (asked.object()?, &asked.served);
         let (ids, with_pieces) = if map.contains_key("messages") {
             let with_pieces = map.swap_remove("with_pieces") == Some(Value::Bool(true));
-            (applied(&app_, &served, &context, map)?.prompt_token_ids, with_pieces)
+            (applied(asked, map)?.prompt_token_ids, with_pieces)
         } else {
             let request = TokenizeRequest::read(map)?;
-            (text_ids(&served, &request)?, request.with_pieces)
+            (text_ids(served, &request)?, request.with_pieces)
         };
         let count = ids.len();
-        let tokens = if with_pieces { TokenList::Pieces(pieces(&served, &ids)) } else { TokenList::Ids(ids) };
+        let tokens = if with_pieces { TokenList::Pieces(pieces(served, &ids)) } else { TokenList::Ids(ids) };
         Ok(json(&Tokens { tokens, count, max_model_len: served.context() }))
     };
-    app.prepare(tokens).await
+    asked.prepare(tokens).await
 }
 
 impl TokenizeRequest {
@@ -159,15 +157,10 @@ fn text_ids(served: &Served, request: &TokenizeRequest) -> Result<Vec<u32>, ApiE
 }
 
 /// Renders a chat request whose `model` may be missing.
-fn applied(
-    app: &App,
-    served: &Served,
-    context: &Context,
-    mut map: Map<String, Value>,
-) -> Result<Applied, ApiError> {
-    map.entry("model").or_insert_with(|| app.id().into());
+fn applied(asked: &Asked, mut map: Map<String, Value>) -> Result<Applied, ApiError> {
+    map.entry("model").or_insert_with(|| asked.app.id().into());
     map.insert("dry_run".into(), true.into());
-    let prepared = prepare(app, served, &context.caller, ChatRequest::read(map, served)?)?;
+    let prepared = prepare(asked, ChatRequest::read(map, &asked.served)?)?;
     Ok(Applied {
         prompt: prepared.facts.prompt_text.to_string(),
         prompt_token_ids: prepared.facts.prompt_ids.to_vec(),
@@ -190,20 +183,20 @@ fn pieces(served: &Served, ids: &[u32]) -> Vec<TokenPiece> {
     responses((status = 200, body = Detokenized)))]
 pub(crate) async fn detokenize(
     State(app): State<App>,
+    Extension(context): Extension<Context>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let text = move || {
-        let mut fields = Fields::new(body::object(&bytes)?);
+    let asked = Asked::read(app, context, &headers, body).await?;
+    let text = |asked: &Asked| {
+        let (mut fields, served) = (Fields::new(asked.object()?), &asked.served);
         let tokens = fields.need("tokens")?;
         let tokens = tokens.as_array().ok_or_else(|| unexpected("tokens", "an array of ids", &tokens))?;
         let request = DetokenizeRequest { tokens: id_list(tokens, "tokens", served.vocabulary())? };
         let text = served.session.text().tokenizer.decode(&request.tokens, Specials::Keep);
         Ok(json(&Detokenized { prompt: text.clone(), content: text }))
     };
-    app.prepare(text).await
+    asked.prepare(text).await
 }
 
 /// Facts of the tokenizer.
@@ -231,8 +224,6 @@ pub(crate) async fn apply_template(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let served = app.served()?;
-    let bytes = body::read(&headers, body, &app.settings().limits).await?;
-    let app_ = app.clone();
-    app.prepare(move || Ok(json(&applied(&app_, &served, &context, body::object(&bytes)?)?))).await
+    let asked = Asked::read(app, context, &headers, body).await?;
+    asked.prepare(|asked| Ok(json(&applied(asked, asked.object()?)?))).await
 }

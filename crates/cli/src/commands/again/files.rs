@@ -1,0 +1,104 @@
+//! Receipts, requests and bundles as files.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use server::http::{BUNDLE_VERSION, Bundle, Receipt};
+
+use crate::error::{Failure, Result};
+
+/// Longest file: a request of the largest size, written out with white space.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// Reads a file whole.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| Failure::file(path, &error))?;
+    if bytes.len() as u64 > BYTES_MAX {
+        let message = format!("{}: more than {BYTES_MAX} bytes", path.display());
+        return Err(Failure::usage(message).hint("is this the right file?"));
+    }
+    Ok(bytes)
+}
+
+/// A receipt: by itself, in a `clary` object, in a reply, or in the lines of a stream, of which the last
+/// counts.
+pub(crate) fn receipt(path: &Path) -> Result<Receipt> {
+    let bytes = read(path)?;
+    let whole = serde_json::from_slice::<Value>(&bytes).ok();
+    let lines = || {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let objects = text.lines().filter_map(|line| {
+            serde_json::from_str::<Value>(line.strip_prefix("data:").unwrap_or(line).trim()).ok()
+        });
+        objects.filter_map(|value| find(&value).cloned()).last()
+    };
+    let found = whole.as_ref().and_then(find).cloned().or_else(lines).ok_or_else(|| {
+        Failure::usage(format!("{}: holds no receipt", path.display()))
+            .hint("ask for one with \"clary\": {\"receipt\": true} in the request and keep the reply")
+    })?;
+    serde_json::from_value(found).map_err(|error| {
+        Failure::usage(format!("{}: receipt: {error}", path.display()))
+            .hint("was it written by this version of the program?")
+    })
+}
+
+/// Where a receipt lies in an object.
+fn find(value: &Value) -> Option<&Value> {
+    let places = ["", "/receipt", "/clary/receipt", "/response/clary/receipt"];
+    let found = places.iter().filter_map(|place| value.pointer(place));
+    found.into_iter().find(|found| found["output"].is_string() && found["params"].is_string())
+}
+
+/// A request's body.
+pub(crate) fn request(path: &Path) -> Result<Map<String, Value>> {
+    serde_json::from_slice(&read(path)?).map_err(|error| {
+        Failure::usage(format!("{}: no request: {error}", path.display()))
+            .hint("--request FILE holds the JSON object that was sent")
+    })
+}
+
+/// A bundle.
+pub(crate) fn bundle(path: &Path) -> Result<Bundle> {
+    let wrong = |problem: String| {
+        Failure::usage(format!("{}: no bundle: {problem}", path.display()))
+            .hint("`clary bundle REQUEST_ID --record DIR` writes one")
+    };
+    let bundle: Bundle = serde_json::from_slice(&read(path)?).map_err(|error| wrong(error.to_string()))?;
+    match bundle.bundle {
+        BUNDLE_VERSION => Ok(bundle),
+        other => Err(wrong(format!("version {other} found, {BUNDLE_VERSION} expected"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn receipts_are_found_wherever_they_lie() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let known = Receipt { output: "sha256:1".into(), seed: u64::MAX, ..Receipt::default() };
+        let value = json!(known);
+        let check = |text: String| {
+            std::fs::write(&path, &text).unwrap();
+            assert_eq!(receipt(&path).unwrap(), known, "{text}");
+        };
+        check(value.to_string());
+        check(json!({"clary": {"receipt": value}, "receipt": null}).to_string());
+        check(json!({"receipt": value}).to_string());
+        check(format!("data: {{}}\n\ndata: {}\n\ndata: [DONE]\n", json!({"clary": {"receipt": value}})));
+        check(format!("event: x\ndata: {}\n", json!({"response": {"clary": {"receipt": value}}})));
+        check(format!("{{\"a\": 1}}\n{}\n", json!({"clary": {"receipt": value}})));
+        for wrong in ["", "{}", "[1]", "{\"output\": \"a\", \"params\": \"b\"}"] {
+            std::fs::write(&path, wrong).unwrap();
+            assert_eq!(receipt(&path).unwrap_err().exit, crate::error::Exit::Usage, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `clary verify`, `clary replay` and `clary bundle`: a reply made again, plainly, and compared.
+
+mod bundle;
+mod compare;
+mod files;
+mod plain;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use server::http::{Receipt, RerunError};
+
+pub(crate) use bundle::bundle;
+use compare::Difference;
+pub(crate) use compare::kv_name;
+use plain::{Plain, Words};
+
+use crate::args::{Ctx, Kv, MemoryLimit, OnOff, ThreadsArg, ctx, memory_limit};
+use crate::error::{Exit, Failure, Result};
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use crate::settings::kwargs;
+
+/// How to run a reply again. What is not given is as the receipt says.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AgainArgs {
+    /// cpu or auto; no bit depends on it
+    #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
+    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    /// Form of the K/V cache [default: the receipt's]
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<Kv>,
+    /// Most tokens of a sequence, or auto: what fits [default: the receipt's]
+    #[arg(long, value_name = "N|auto", value_parser = ctx)]
+    pub(crate) ctx: Option<Ctx>,
+    /// Bytes (also as 12GiB) or percent (80%) of the memory that is free at start
+    #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
+    #[arg(env = "CLARY_MEMORY_LIMIT")]
+    pub(crate) memory_limit: MemoryLimit,
+}
+
+/// `verify`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// A receipt, or a reply with one: an object, or the lines of a stream
+    pub(crate) receipt: PathBuf,
+    /// Folder or name of the model
+    pub(crate) model: String,
+    /// The request's body, as it was sent
+    #[arg(long, value_name = "FILE")]
+    pub(crate) request: PathBuf,
+    #[command(flatten)]
+    pub(crate) again: AgainArgs,
+    /// The server's --thinking, where the request does not say [default: on]
+    #[arg(long, value_enum)]
+    pub(crate) thinking: Option<OnOff>,
+    /// The server's --template-kwargs
+    #[arg(long, value_name = "JSON", alias = "default-chat-template-kwargs")]
+    pub(crate) template_kwargs: Option<String>,
+}
+
+/// `replay`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// A bundle, from `clary bundle` or from the folder of `serve --record`
+    pub(crate) bundle: PathBuf,
+    /// Folder or name of the model
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) again: AgainArgs,
+}
+
+/// `bundle`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BundleArgs {
+    /// The reply's X-Request-Id
+    pub(crate) request_id: String,
+    /// The folder of `serve --record`
+    #[arg(long, value_name = "DIR", env = "CLARY_RECORD")]
+    pub(crate) record: PathBuf,
+    /// Where to write the bundle [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Runs a request again and compares the receipts.
+pub(crate) fn verify(args: &VerifyArgs, output: &Output) -> Result {
+    Interrupt::install()?;
+    let receipt = files::receipt(&args.receipt)?;
+    let request = files::request(&args.request)?;
+    let words = Words {
+        thinking: args.thinking.map(|thinking| thinking == OnOff::On),
+        kwargs: kwargs(args.template_kwargs.as_deref().unwrap_or("{}"))?,
+    };
+    if let Some(difference) = compare::before(&receipt, args.again.kv) {
+        return Err(differs(&difference, &receipt, output)?);
+    }
+    let plain = match Plain::open(&receipt, &args.model, &args.again, words, output)? {
+        Ok(plain) => plain,
+        Err(difference) => return Err(differs(&difference, &receipt, output)?),
+    };
+    match plain.run(request)? {
+        Ok(now) => settle(&receipt, &now, &plain, output),
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// Runs a recorded request again and compares what came of it.
+pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
+    Interrupt::install()?;
+    let bundle = files::bundle(&args.bundle)?;
+    let receipt = &bundle.receipt;
+    let words = Words { thinking: Some(bundle.server.thinking), kwargs: bundle.server.template_kwargs };
+    if let Some(difference) = compare::before(receipt, args.again.kv) {
+        return Err(differs(&difference, receipt, output)?);
+    }
+    let plain = match Plain::open(receipt, &args.model, &args.again, words, output)? {
+        Ok(plain) => plain,
+        Err(difference) => return Err(differs(&difference, receipt, output)?),
+    };
+    match (plain.run(bundle.request)?, bundle.error) {
+        (Ok(now), None) => settle(receipt, &now, &plain, output),
+        (Err(RerunError::Refused { code, .. }), Some(error)) if code == error => {
+            if output.json {
+                output.document(&json!({"equal": true, "error": error}))?;
+                return Ok(());
+            }
+            Ok(output.out(&format!("equal: both ended with {error}\n"))?)
+        }
+        (Ok(now), Some(error)) => {
+            let made: usize = now.output_ids.iter().map(Vec::len).sum();
+            let what =
+                format!("the recorded reply ended with {error}; now it has {made} tokens and no error");
+            Err(differs(&Difference::new("error", what), receipt, output)?)
+        }
+        (Err(error), _) => Err(refused(&error)),
+    }
+}
+
+/// Says that both are equal, or where they part.
+fn settle(then: &Receipt, now: &Receipt, plain: &Plain, output: &Output) -> Result {
+    if let Some(difference) = compare::after(then, now, plain.tokenizer()) {
+        return Err(differs(&difference, then, output)?);
+    }
+    let notes = compare::notes(then, now);
+    let tokens: usize = now.output_ids.iter().map(Vec::len).sum();
+    let choices = now.output_ids.len();
+    if output.json {
+        let document = json!({"equal": true, "tokens": tokens, "choices": choices, "output": now.output,
+            "notes": notes});
+        return Ok(output.document(&document)?);
+    }
+    for note in notes {
+        output.note(&format!("note: {note}"))?;
+    }
+    let replies = if choices == 1 { "1 reply".to_owned() } else { format!("{choices} replies") };
+    Ok(output.out(&format!("equal: {tokens} tokens of {replies}, {}\n", now.output))?)
+}
+
+/// The failure that names a difference; with `--json` the difference is printed as well.
+fn differs(difference: &Difference, receipt: &Receipt, output: &Output) -> Result<Failure> {
+    if output.json {
+        let place = difference.place.map(|(choice, token)| json!({"choice": choice, "token": token}));
+        output.document(&json!({"equal": false, "what": difference.what, "place": place,
+            "message": difference.message, "output": receipt.output}))?;
+    }
+    let message = format!("differs: {}", difference.message);
+    Ok(Failure::new(Exit::Mismatch, message).hint(difference.hint()))
+}
+
+fn refused(error: &RerunError) -> Failure {
+    let failure = Failure::new(Exit::Mismatch, format!("the request could not be answered again: {error}"));
+    failure.hint("is this the request of the receipt, word for word?")
+}

@@ -1,0 +1,104 @@
+//! What can be told about a file before it is decoded.
+
+use crate::{Format, PictureError};
+
+/// The format of these bytes, by content.
+pub fn format(bytes: &[u8]) -> Option<Format> {
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return Some(Format::Png);
+    }
+    if bytes.starts_with(b"\xff\xd8\xff") {
+        return Some(Format::Jpeg);
+    }
+    if bytes.starts_with(b"GIF87a") || bytes.starts_with(b"GIF89a") {
+        return Some(Format::Gif);
+    }
+    let webp = bytes.len() >= 12 && &bytes[..4] == b"RIFF" && &bytes[8..12] == b"WEBP";
+    webp.then_some(Format::WebP)
+}
+
+/// Most bytes that one byte of deflate can stand for.
+const DEFLATE_RATIO: u64 = 1032;
+
+/// Refuses a file that is far too short for its size, or visibly cut off, before memory is taken for its pixels.
+pub(crate) fn plausible(format: Format, bytes: &[u8], width: u32, height: u32) -> Result<(), PictureError> {
+    let broken = |reason: &str| Err(PictureError::Broken { format, reason: reason.into() });
+    match format {
+        Format::Png => {
+            let raw = (u64::from(width) * png_bits(bytes)).div_ceil(8) * u64::from(height);
+            match raw > (bytes.len() as u64).saturating_mul(DEFLATE_RATIO) {
+                true => broken("the file is too short for its size"),
+                false => Ok(()),
+            }
+        }
+        // The decoder would fill what is missing with grey.
+        Format::Jpeg if !jpeg_ends(bytes) => broken("the file is cut off"),
+        _ => Ok(()),
+    }
+}
+
+/// Bits of a stored pixel: depth and colour type stand behind the size in the first chunk.
+fn png_bits(bytes: &[u8]) -> u64 {
+    let [depth, color] = [24, 25].map(|at| bytes.get(at).copied().unwrap_or(0));
+    let channels = match color {
+        2 => 3,
+        4 => 2,
+        6 => 4,
+        _ => 1,
+    };
+    u64::from(depth) * channels
+}
+
+/// Does the end marker follow the first scan? Entropy-coded data holds no markers but restarts.
+fn jpeg_ends(bytes: &[u8]) -> bool {
+    const SCAN: u8 = 0xda;
+    const END: [u8; 2] = [0xff, 0xd9];
+    let mut at = 2;
+    while let Some(&[mark, kind, high, low]) = bytes.get(at..at + 4).and_then(|four| four.first_chunk()) {
+        if mark != 0xff {
+            return false;
+        }
+        if kind == 0xff {
+            at += 1; // padding
+            continue;
+        }
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        at += 2 + length;
+        if kind == SCAN {
+            return bytes.get(at..).is_some_and(|rest| rest.windows(2).any(|pair| pair == END));
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_told_by_content() {
+        for (bytes, expected) in [
+            (&b"\x89PNG\r\n\x1a\n...."[..], Some(Format::Png)),
+            (b"\xff\xd8\xff\xe0", Some(Format::Jpeg)),
+            (b"RIFF\0\0\0\0WEBPVP8 ", Some(Format::WebP)),
+            (b"GIF89a", Some(Format::Gif)),
+            (b"RIFF\0\0\0\0WAVE", None),
+            (b"BM....", None),
+            (b"", None),
+            (b"\x89PNG", None),
+            (b"RIFF", None),
+        ] {
+            assert_eq!(format(bytes), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_jpeg_needs_its_end() {
+        let head = [0xff, 0xd8, 0xff, 0xe1, 0, 4, 0xff, 0xd9, 0xff, 0xda, 0, 2, 1, 2, 3];
+        assert!(!jpeg_ends(&head));
+        assert!(jpeg_ends(&[&head[..], &[0xff, 0xd9]].concat()));
+        for cut in 0..head.len() {
+            assert!(!jpeg_ends(&head[..cut]));
+        }
+    }
+}

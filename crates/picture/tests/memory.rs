@@ -1,0 +1,51 @@
+//! Hostile headers cost no memory. Alone in its program, so that nothing else grows it.
+#![cfg(target_os = "linux")]
+// A call that fails fails its test.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use picture::{Limits, decode};
+use support::{Png, file, png_chunk};
+
+/// Most the resident memory may grow over all refusals.
+const GROWTH_MAX: usize = 64 << 20;
+
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn refusals_of_two_hundred_megapixels_take_no_memory() {
+    let limits = Limits::default();
+    // 14,143 squared is 200 million; 7,071 squared is inside the limit, but these files hold nothing of it.
+    let mut files = Vec::new();
+    for side in [14_143u32, 7_071, 20_000] {
+        for depth in [8, 16] {
+            let png = Png { width: side, height: side, color: 6, depth, interlaced: true, channels: 4 };
+            files.push([png.header(), png_chunk(b"IDAT", &support::stored(&[0; 4000]))].concat());
+        }
+        let mut gif = file("animated.gif");
+        gif[6..8].copy_from_slice(&(side as u16).to_le_bytes());
+        gif[8..10].copy_from_slice(&(side as u16).to_le_bytes());
+        if side > 10_000 {
+            files.push(gif);
+        }
+    }
+    // A profile that inflates without end.
+    let png = Png { width: 8, height: 8, color: 2, depth: 8, interlaced: false, channels: 3 };
+    let profile = [&b"p\0\0"[..], &support::stored(&vec![0; 40 << 20])].concat();
+    files.push(png.write(&png_chunk(b"iCCP", &profile), |_, _, _| 0));
+    let before = resident();
+    for _ in 0..4 {
+        for bytes in &files {
+            // The profile is ignored where it fits and refused where it does not; both are fine here.
+            let seen = decode(bytes, &limits, [255; 3]);
+            assert!(seen.is_err() || seen.is_ok_and(|seen| seen.width == 8));
+        }
+    }
+    let growth = resident().saturating_sub(before);
+    println!("grew by {} KiB", growth >> 10);
+    assert!(growth < GROWTH_MAX, "{growth} bytes");
+}
