@@ -102,7 +102,10 @@ impl Core {
         let mut keys = Vec::with_capacity(length_max);
         keys.extend(job.keys.iter());
         job.reply.send(event);
+        let features = vec![None; job.request.pictures.len()];
         self.slots[slot] = Some(Running {
+            features,
+            image: Default::default(),
             order: job.order,
             penalties: Penalties::new(&job.request.sampling, &job.request.prompt),
             request: job.request,

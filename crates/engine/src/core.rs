@@ -13,6 +13,7 @@ use model::{Model, PAGE_TOKENS, Spec};
 use crate::clock::Clock;
 use crate::costs::{Costs, Odds};
 use crate::disk::{DiskSettings, DiskTier};
+use crate::encoding::Encoder;
 use crate::event::{DraftStats, Event, FinishReason, Reply, ReplyError, Stats};
 use crate::mask::Mask;
 use crate::plan::plan;
@@ -111,6 +112,10 @@ pub struct Counters {
     pub prompt_computed: u64,
     /// Prompt tokens taken from the cache.
     pub prompt_cached: u64,
+    /// Pictures encoded.
+    pub pictures_encoded: u64,
+    /// Pictures whose features were still there.
+    pub pictures_cached: u64,
     /// Tokens generated.
     pub generated: u64,
     /// Choices that ended.
@@ -130,6 +135,8 @@ pub struct Counters {
 pub struct Status {
     /// Choices in prefill.
     pub prefilling: usize,
+    /// Choices in prefill that wait for pictures to be encoded.
+    pub encoding: usize,
     /// Choices in decode.
     pub decoding: usize,
     /// All slots.
@@ -167,6 +174,8 @@ pub struct Core {
     pub(crate) odds_mtp: Odds,
     pub(crate) odds_copy: Odds,
     pub(crate) last_step: Duration,
+    /// Pictures on their way through the model, and those that went.
+    pub(crate) encoder: Encoder,
     /// Failed steps since the last good one.
     pub(crate) faults_in_row: u32,
     arrivals: u64,
@@ -192,8 +201,12 @@ impl Core {
             let folder = disk.folder.display().to_string();
             DiskTier::open(disk).map_err(|source| StartError::Disk { folder, source })
         });
+        let encoder = Encoder::new(model.image_spec(), settings.cache.bytes_max);
+        let bytes_max = settings.cache.bytes_max - encoder.bytes_max();
+        let cache = CacheLimits { bytes_max, ..settings.cache.clone() };
         let mut core = Self {
-            store: Store::new(&spec, settings.cache.clone(), disk.transpose()?),
+            store: Store::new(&spec, cache, disk.transpose()?),
+            encoder,
             slots: (0..spec.slots).map(|_| None).collect(),
             queue: VecDeque::new(),
             costs: Costs::new(spec.slots),
@@ -216,7 +229,7 @@ impl Core {
 
     /// What requests must fit.
     pub fn limits(&self) -> Limits {
-        Limits::new(&self.spec, self.settings.vocabulary)
+        Limits::new(&self.spec, self.settings.vocabulary).with_images(self.model.image_spec())
     }
 
     /// Queues a request. Its events go to `reply` from later ticks.
@@ -252,12 +265,15 @@ impl Core {
     pub fn tick(&mut self) -> bool {
         self.reap();
         self.admit();
-        let views = self.views();
-        if views.is_empty() {
+        let encoded = self.encode();
+        let stall = self.settings.max_stall.saturating_sub(encoded);
+        let views = self.views(stall);
+        if !views.is_empty() {
+            let parts = plan(&views, self.step_limits(&views, stall));
+            self.run(parts);
+        } else if encoded.is_zero() && !self.encoder.busy() {
             return !self.queue.is_empty();
         }
-        let parts = plan(&views, self.step_limits(&views));
-        self.run(parts);
         self.last_step = self.clock.now();
         true
     }
@@ -284,12 +300,13 @@ impl Core {
         let prefilling = running.clone().filter(|running| running.prefills()).count();
         Status {
             prefilling,
+            encoding: running.clone().filter(|running| running.awaits_picture()).count(),
             decoding: running.clone().count() - prefilling,
             slots: self.slots.len(),
             queued: self.queue.len(),
             kv_tokens: running.map(|running| running.committed).sum(),
             kv_tokens_max: self.spec.pages * PAGE_TOKENS,
-            cache_bytes: self.store.cache_bytes(),
+            cache_bytes: self.store.cache_bytes() + self.encoder.bytes(),
             cache_bytes_max: self.settings.cache.bytes_max,
             cache_entries: self.store.cache_entries(),
             last_step: self.last_step,

@@ -176,6 +176,8 @@ pub struct Stats {
     pub checkpoint_tokens: usize,
     /// Time in the queue.
     pub queued: Duration,
+    /// Time that the prompt waited for its pictures to be encoded.
+    pub image: Duration,
     /// Time from the slot to the end of the prompt.
     pub prefill: Duration,
     /// Time from the end of the prompt to the end of the reply.

@@ -13,7 +13,8 @@ mod oracle;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Draft, DraftAsk, Draw, Drawn, Logits, Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec};
+use model::{Draft, DraftAsk, Draw, Drawn, Features, ImageRow, ImageSpec, Logits, Model, ModelError};
+use model::{PAGE_TOKENS, Picture, SlotId, SnapshotId, Spec};
 use model::{WINDOW_ROWS_MAX, Window};
 
 use crate::clock::ManualClock;
@@ -47,6 +48,8 @@ pub struct FakeCost {
     pub row: Duration,
     /// Of a draft call, for each token of the longest chain.
     pub draft: Duration,
+    /// Of a slice of encoding, for each row of work.
+    pub image: Duration,
 }
 
 /// How time passes in calls.
@@ -72,6 +75,8 @@ pub struct FakeConfig {
     pub pace: Pace,
     /// A token that turns every later logit of its sequence into NaN.
     pub poison: Option<u32>,
+    /// What pictures it takes; their features are hashes of their digests.
+    pub images: Option<ImageSpec>,
 }
 
 impl Default for FakeConfig {
@@ -88,7 +93,7 @@ impl Default for FakeConfig {
             page_bytes: PAGE_TOKENS * 9,
             snapshot_bytes: SNAPSHOT_BYTES,
         };
-        Self { spec, drafts: FakeDrafts::Right, pace: Pace::Free, poison: None }
+        Self { spec, drafts: FakeDrafts::Right, pace: Pace::Free, poison: None, images: None }
     }
 }
 
@@ -138,6 +143,17 @@ impl History {
     }
 }
 
+/// Rows of work of the smallest slice of encoding.
+const ENCODE_ROWS: usize = 16;
+
+/// What stands for a token in row `row` of a picture: 24 bits of a hash of its digest, exact in f32 and beyond the
+/// vocabulary.
+pub fn image_token(picture: &Picture, row: usize) -> u32 {
+    let words = picture.digest.as_chunks::<8>().0;
+    let hash = words.iter().fold(row as u64, |hash, word| join(hash, u64::from_le_bytes(*word)));
+    (hash >> 41) as u32 | 1 << 23
+}
+
 /// One round of splitmix64 over two words.
 pub(crate) fn join(a: u64, b: u64) -> u64 {
     let mut x = a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
@@ -166,6 +182,8 @@ pub struct FakeModel {
     pages: Vec<Vec<Option<u64>>>,
     logits: Vec<f32>,
     rows: usize,
+    /// Pictures being encoded, and the rows of work that are left.
+    encoding: Option<(Vec<Arc<Picture>>, usize)>,
 }
 
 impl FakeModel {
@@ -179,6 +197,7 @@ impl FakeModel {
             faults: Arc::default(),
             logits: Vec::new(),
             rows: 0,
+            encoding: None,
             config,
         }
     }
@@ -220,7 +239,7 @@ impl FakeModel {
         Ok(history)
     }
 
-    fn window(&mut self, window: &Window, broken: bool) -> Result<(), ModelError> {
+    fn window(&mut self, window: &Window, broken: bool, images: &[Option<u32>]) -> Result<(), ModelError> {
         check_window(window)?;
         let (end, context) = (window.start + window.rows.len(), self.config.spec.context_max);
         if end > context {
@@ -234,7 +253,10 @@ impl FakeModel {
                 Some(parents) => parents[row].map(|p| p as usize),
             };
             let mut history = parent.map_or(base, |p| after[p]);
-            let key = history.step(input.token.unwrap_or(u32::MAX), input.position, self.config.poison);
+            let Some(token) = input.token.or(images[row]) else {
+                return Err(limit("step row without a token", row, "its image row"));
+            };
+            let key = history.step(token, input.position, self.config.poison);
             let cell = self.cell(&window.pages, window.start + row)?;
             *cell = Some(key);
             history.attend(key);
@@ -327,6 +349,42 @@ impl Model for FakeModel {
     }
 
     fn step(&mut self, windows: &[Window]) -> Result<usize, ModelError> {
+        self.step_images(windows, &[])
+    }
+
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.config.images
+    }
+
+    fn encode(&mut self, pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
+        let Some(spec) = self.config.images else { return Err(limit("pictures", pictures.len(), 0)) };
+        let patches: usize = pictures.iter().map(|picture| picture.count()).sum();
+        let patches_max = spec.tokens_max * spec.merge * spec.merge;
+        if pictures.is_empty() || pictures.len() > spec.pictures_max || patches > patches_max {
+            return Err(limit("pictures", pictures.len(), spec.pictures_max));
+        }
+        self.encoding = Some((pictures.to_vec(), patches * spec.patch_work));
+        Ok(())
+    }
+
+    fn encode_next(&mut self, rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
+        self.faults.encode()?;
+        let Some((pictures, left)) = self.encoding.take() else { return Err(limit("pictures", 0, "some")) };
+        let done = left.min(rows.max(ENCODE_ROWS));
+        self.pass_time(|cost| cost.image * done as u32);
+        if done < left {
+            self.encoding = Some((pictures, left - done));
+            return Ok(None);
+        }
+        let merged = self.config.images.map_or(1, |spec| spec.merge * spec.merge);
+        let features = |picture: &Arc<Picture>| {
+            let rows = 0..picture.count() / merged;
+            Features { width: 1, values: rows.map(|row| image_token(picture, row) as f32).collect() }
+        };
+        Ok(Some(pictures.iter().map(features).collect()))
+    }
+
+    fn step_images(&mut self, windows: &[Window], images: &[ImageRow]) -> Result<usize, ModelError> {
         let fault = self.faults.step()?;
         let rows: usize = windows.iter().map(|w| w.rows.len()).sum();
         self.pass_time(|cost| cost.step + cost.row * rows as u32);
@@ -335,11 +393,19 @@ impl Model for FakeModel {
         }
         self.logits.clear();
         self.rows = 0;
+        let mut tokens = vec![None; rows];
+        for image in images {
+            let known = tokens.get_mut(image.row).ok_or_else(|| limit("image row", image.row, rows))?;
+            *known = Some(image.features.row(image.at)[0] as u32);
+        }
+        let mut tokens = &tokens[..];
         for (at, window) in windows.iter().enumerate() {
+            let (own, others) = tokens.split_at(window.rows.len());
+            tokens = others;
             if windows[..at].iter().any(|other| other.slot == window.slot) {
                 return Err(limit("slot", window.slot.0, "one window each"));
             }
-            self.window(window, fault.nan && at == 0)?;
+            self.window(window, fault.nan && at == 0, own)?;
         }
         if self.rows > self.config.spec.logits_rows_max {
             return Err(limit("rows of logits", self.rows, self.config.spec.logits_rows_max));

@@ -14,6 +14,7 @@ mod core;
 mod costs;
 mod disk;
 mod drafting;
+mod encoding;
 mod event;
 pub mod fake;
 mod mask;
@@ -35,9 +36,10 @@ pub use event::{
     CacheReport, DraftStats, Event, FinishReason, Miss, Reply, ReplyError, Score, Sink, Stats, Ticket,
 };
 pub use mask::{Allowed, Mask};
+pub use model::{ImageSpec, Picture};
 pub use request::{
-    BIAS_MAX, CHOICES_MAX, Checked, DRAFT_MAX, DraftPolicy, Drafting, LOGPROBS_MAX, Limits, Refusal, Request,
-    Sampling,
+    BIAS_MAX, CHOICES_MAX, Checked, DRAFT_MAX, DraftPolicy, Drafting, LOGPROBS_MAX, Limits, PictureSpan,
+    Refusal, Request, Sampling,
 };
 pub use store::CacheLimits;
 pub use thread::{Engine, Handle};

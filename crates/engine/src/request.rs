@@ -1,6 +1,8 @@
 //! What a caller asks for, and the one place that refuses nonsense.
 
-use model::{PAGE_TOKENS, Spec};
+use std::sync::Arc;
+
+use model::{ImageSpec, PAGE_TOKENS, Picture, Spec, place_pictures};
 
 use crate::mask::Mask;
 
@@ -99,6 +101,8 @@ pub struct Request {
     /// What a row is beyond its token id (a digest of the picture and its grid for image rows, 0 for text):
     /// part of the prefix cache's key.
     pub identity: Option<Vec<u64>>,
+    /// Pictures in the prompt, ascending, apart. Their rows take image rows in place of their tokens' embeddings.
+    pub pictures: Vec<PictureSpan>,
     /// Most tokens to generate; cut at the end of the context. 0 only prefills.
     pub max_tokens: usize,
     /// How to draw.
@@ -129,6 +133,7 @@ impl Request {
             positions: None,
             rope_delta: 0,
             identity: None,
+            pictures: Vec::new(),
             max_tokens,
             sampling: Sampling::default(),
             choices: 1,
@@ -140,6 +145,27 @@ impl Request {
             drafting: Drafting::default(),
             mask: None,
         }
+    }
+
+    /// The same with pictures at these places of the prompt (first placeholder of each), `merge` x `merge` patches a
+    /// token: positions and identities follow from them. Where they do not fit the request is refused later.
+    pub fn with_pictures(mut self, pictures: Vec<(usize, Arc<Picture>)>, merge: usize) -> Self {
+        let grids: Vec<_> = pictures.iter().map(|(start, picture)| (*start, picture.grid)).collect();
+        let length = self.prompt.len();
+        if let Some((positions, delta)) = place_pictures(length, &grids, merge) {
+            (self.positions, self.rope_delta) = (Some(positions), delta);
+        }
+        let mut identity = vec![0; length];
+        for (start, picture) in pictures {
+            let rows = picture.count() / (merge * merge).max(1);
+            let end = start.saturating_add(rows).min(length);
+            identity[start.min(end)..end].fill(identity_of(&picture));
+            self.pictures.push(PictureSpan { start, rows, picture });
+        }
+        if !self.pictures.is_empty() {
+            self.identity = Some(identity);
+        }
+        self
     }
 
     /// Rotary position of index `index` of the sequence.
@@ -157,6 +183,30 @@ impl Request {
     }
 }
 
+/// A picture in a prompt.
+#[derive(Clone, Debug)]
+pub struct PictureSpan {
+    /// Index of its first row in the prompt.
+    pub start: usize,
+    /// Rows.
+    pub rows: usize,
+    /// The picture.
+    pub picture: Arc<Picture>,
+}
+
+impl PictureSpan {
+    /// Index behind its last row.
+    pub fn end(&self) -> usize {
+        self.start + self.rows
+    }
+}
+
+/// What cache keys hold of a picture: the head of its digest, never 0.
+fn identity_of(picture: &Picture) -> u64 {
+    let head = picture.digest.first_chunk().expect("32 bytes");
+    u64::from_le_bytes(*head) | 1
+}
+
 /// What a request must fit: facts of the model and settings of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
@@ -170,6 +220,8 @@ pub struct Limits {
     pub pages: usize,
     /// Marks of a request that are looked at; further ones are not an error.
     pub marks: usize,
+    /// What pictures the model takes.
+    pub images: Option<ImageSpec>,
 }
 
 impl Limits {
@@ -181,7 +233,13 @@ impl Limits {
             slots: spec.slots,
             pages: spec.pages,
             marks: 64,
+            images: None,
         }
+    }
+
+    /// The same for a model that takes pictures.
+    pub fn with_images(self, images: Option<ImageSpec>) -> Self {
+        Self { images, ..self }
     }
 }
 
@@ -258,6 +316,7 @@ impl Limits {
         }
         self.tokens("prompt", &request.prompt)?;
         self.shape(&request)?;
+        self.pictures(&request)?;
         self.sampling(&request.sampling)?;
         let needed = request.length_max(self.context).div_ceil(PAGE_TOKENS);
         if needed > self.pages {
@@ -300,6 +359,28 @@ impl Limits {
                 within("drafting.policy", count, 1, DRAFT_MAX as u8)
             }
         }
+    }
+
+    fn pictures(&self, request: &Request) -> Result<(), Refusal> {
+        let field = "pictures";
+        let (Some(images), Some(last)) = (self.images, request.pictures.last()) else {
+            return within(field, request.pictures.len(), 0, 0);
+        };
+        within(field, last.start.saturating_add(last.rows), 1, request.prompt.len())?;
+        let mut free = 0;
+        for span in &request.pictures {
+            within(field, span.start, free, request.prompt.len())?;
+            within(field, span.rows, 1, images.tokens_max)?;
+            within(
+                field,
+                span.rows * images.merge * images.merge,
+                span.picture.count(),
+                span.picture.count(),
+            )?;
+            free = span.end();
+        }
+        let known = request.positions.is_some() && request.identity.is_some();
+        within("positions", usize::from(known), 1, 1)
     }
 
     fn sampling(&self, sampling: &Sampling) -> Result<(), Refusal> {

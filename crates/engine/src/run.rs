@@ -1,6 +1,9 @@
 //! From a plan to the model's answer: drafts, windows, step, draws.
 
-use model::{DraftAsk, Draw, Drawn, Logits, PAGE_TOKENS, Row, SlotId, WINDOW_ROWS_MAX, Window};
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{DraftAsk, Draw, Drawn, ImageRow, Logits, PAGE_TOKENS, Row, SlotId, WINDOW_ROWS_MAX, Window};
 
 use crate::core::Core;
 use crate::costs::{RoundCost, Stream};
@@ -31,6 +34,9 @@ pub(crate) enum Kind {
 struct Round {
     shares: Vec<Share>,
     windows: Vec<Window>,
+    /// Rows of all windows, and those among them that take image rows.
+    rows: usize,
+    images: Vec<ImageRow>,
     draws: Vec<Draw>,
     logits: usize,
     cost: RoundCost,
@@ -38,10 +44,12 @@ struct Round {
 
 impl Core {
     /// What every running sequence could do next.
-    pub(crate) fn views(&mut self) -> Vec<View> {
-        self.make_wishes();
+    /// `stall` is how long the step may keep running streams.
+    pub(crate) fn views(&mut self, stall: Duration) -> Vec<View> {
+        self.make_wishes(stall);
         let running =
             self.slots.iter().enumerate().filter_map(|(slot, running)| Some((slot, running.as_ref()?)));
+        let running = running.filter(|(_, running)| !running.awaits_picture());
         let views = running.map(|(slot, running)| {
             let work = match running.prefills() {
                 true => Work::Prefill {
@@ -57,7 +65,7 @@ impl Core {
         views.collect()
     }
 
-    pub(crate) fn step_limits(&self, views: &[View]) -> StepLimits {
+    pub(crate) fn step_limits(&self, views: &[View], stall: Duration) -> StepLimits {
         let decode_rows: usize = views
             .iter()
             .map(|view| match view.work {
@@ -68,19 +76,19 @@ impl Core {
         StepLimits {
             rows: self.spec.rows_max,
             logits: self.spec.logits_rows_max,
-            prompt_rows: self.costs.prompt_rows(decode_rows, self.settings.max_stall),
+            prompt_rows: self.costs.prompt_rows(decode_rows, stall),
             turn: self.counters.steps,
         }
     }
 
     /// Decides how deep each decoding stream would draft, and from where.
-    fn make_wishes(&mut self) {
+    fn make_wishes(&mut self, stall: Duration) {
         let mut streams: Vec<(usize, Stream)> = Vec::new();
         let (mut others, mut prompts) = (0, false);
         for (slot, running) in self.slots.iter_mut().enumerate() {
             let Some(running) = running else { continue };
             if running.prefills() {
-                prompts = true;
+                prompts |= !running.awaits_picture();
                 continue;
             }
             match running.wish(self.spec.has_mtp) {
@@ -93,7 +101,7 @@ impl Core {
         }
         let rows = streams.len() + others;
         let prompt_rows = match prompts {
-            true => self.costs.prompt_rows(rows, self.settings.max_stall).min(self.spec.rows_max),
+            true => self.costs.prompt_rows(rows, stall).min(self.spec.rows_max),
             false => 0,
         };
         let asked: Vec<Stream> = streams.iter().map(|(_, stream)| *stream).collect();
@@ -149,7 +157,11 @@ impl Core {
     }
 
     fn step_and_draw(&mut self, round: &Round) -> Result<Vec<Drawn>, String> {
-        let rows = self.model.step(&round.windows).map_err(|error| error.to_string())?;
+        let stepped = match round.images.is_empty() {
+            true => self.model.step(&round.windows),
+            false => self.model.step_images(&round.windows, &round.images),
+        };
+        let rows = stepped.map_err(|error| error.to_string())?;
         if rows != round.logits {
             return Err(format!("the model scored {rows} rows, {} were asked for", round.logits));
         }
@@ -312,7 +324,16 @@ impl Core {
             let row = round.logits + scored - 1;
             round.draws.push(draw(request, running.choice, row, to, vocabulary, adjust, allowed.bits()));
         }
-        let rows = (from..to).map(|at| Row { token: Some(running.tokens[at]), position: request.rope(at) });
+        let image = |at: usize| running.image_row(at);
+        let rows = (from..to).map(|at| {
+            let token = if image(at).is_none() { Some(running.tokens[at]) } else { None };
+            Row { token, position: request.rope(at) }
+        });
+        round.images.extend((from..to).filter_map(|at| {
+            let (features, row) = image(at)?;
+            Some(ImageRow { row: round.rows + at - from, features: Arc::clone(features), at: row })
+        }));
+        round.rows += to - from;
         round.windows.push(Window {
             slot: SlotId(slot as u32),
             start: from,
@@ -352,6 +373,7 @@ impl Core {
             rows.push(Row { token: Some(tree.token(row)), position: running.request.rope(at) });
         }
         let plain = tree.rows() == 1;
+        round.rows += tree.rows();
         round.windows.push(Window {
             slot: SlotId(slot as u32),
             start: running.committed,

@@ -1,7 +1,10 @@
 //! A sequence in a slot.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
+
+use model::Features;
 
 use crate::costs::Odds;
 use crate::drafting::CopyIndex;
@@ -36,6 +39,10 @@ pub(crate) struct Running {
     pub(crate) snapshots_at: Vec<usize>,
     /// Entries of the prefix cache that this run used or made.
     pub(crate) entries: Vec<EntryId>,
+    /// Features of the request's pictures, where they are known and not yet behind.
+    pub(crate) features: Vec<Option<Arc<Features>>>,
+    /// Time spent waiting for them.
+    pub(crate) image: Duration,
     pub(crate) penalties: Penalties,
     pub(crate) mask: Option<Box<dyn Mask>>,
     pub(crate) copies: CopyIndex,
@@ -77,9 +84,38 @@ impl Running {
         self.length_max - self.tokens.len()
     }
 
-    /// Last row of the prompt's next chunk, at most.
+    /// Last row of the prompt's next chunk, at most: before a picture that is not encoded yet.
     pub(crate) fn chunk_stop(&self) -> usize {
-        self.snapshots_at.first().copied().unwrap_or(self.prompt_length())
+        let stop = self.snapshots_at.first().copied().unwrap_or(self.prompt_length());
+        self.missing().next().map_or(stop, |at| stop.min(self.request.pictures[at].start.max(self.committed)))
+    }
+
+    /// Pictures that rows from here on need and that are not encoded.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = usize> + '_ {
+        let ahead = |at: &usize| self.request.pictures[*at].end() > self.committed;
+        (0..self.features.len()).filter(ahead).filter(|at| self.features[*at].is_none())
+    }
+
+    /// Whether nothing can run before a picture is encoded.
+    pub(crate) fn awaits_picture(&self) -> bool {
+        self.prefills() && self.chunk_stop() <= self.committed
+    }
+
+    /// Features and row of prompt index `index`, if it is in a picture.
+    pub(crate) fn image_row(&self, index: usize) -> Option<(&Arc<Features>, usize)> {
+        let pictures = &self.request.pictures;
+        let at = pictures.partition_point(|span| span.end() <= index);
+        let span = pictures.get(at).filter(|span| span.start <= index)?;
+        Some((self.features[at].as_ref()?, index - span.start))
+    }
+
+    /// Lets go of features whose rows are behind.
+    pub(crate) fn drop_features(&mut self) {
+        for (span, features) in self.request.pictures.iter().zip(&mut self.features) {
+            if span.end() <= self.committed {
+                *features = None;
+            }
+        }
     }
 
     /// Appends a generated token; the reason if it is the last one.

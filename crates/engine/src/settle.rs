@@ -24,6 +24,7 @@ impl Core {
         let now = self.clock.now();
         let Some(running) = &mut self.slots[slot] else { return };
         running.committed = to;
+        running.drop_features();
         self.counters.prompt_computed += (to - from) as u64;
         let (scores, first) = drawn.split_at(drawn.len() - usize::from(ends));
         if drawn.iter().any(|drawn| drawn.token.is_none()) {
@@ -143,6 +144,7 @@ impl Core {
             cache: running.cache,
             checkpoint_tokens: running.checkpoint,
             queued: running.admitted.saturating_sub(running.arrived),
+            image: running.image,
             prefill: prefilled.saturating_sub(running.admitted),
             decode: now.saturating_sub(prefilled),
             drafts: running.drafts,

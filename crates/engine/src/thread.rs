@@ -60,7 +60,7 @@ impl Engine {
         let (commands, received) = channel();
         let (ready, started) = channel();
         let shared = Arc::new(Shared {
-            limits: Limits::new(model.spec(), settings.vocabulary),
+            limits: Limits::new(model.spec(), settings.vocabulary).with_images(model.image_spec()),
             queue_max: settings.queue_max,
             queued: AtomicUsize::new(0),
             woken: AtomicU64::new(0),

@@ -143,7 +143,7 @@ fn running_streams_step_within_the_stall_limit() {
     config.spec.pages = 1000;
     config.spec.rows_max = 8192;
     let millis = Duration::from_millis;
-    let cost = FakeCost { step: millis(10), row: Duration::from_micros(300), draft: millis(0) };
+    let cost = FakeCost { step: millis(10), row: Duration::from_micros(300), ..FakeCost::default() };
     config.pace = Pace::Clock(engine::ManualClock::default(), cost);
     let mut bench = Bench::new(config);
     let stream = bench.ask(fixed(request(1, 5, 2000), 0, 1, false));
@@ -211,7 +211,12 @@ fn automatic_drafting_is_never_much_slower_and_often_faster() {
         for drafts in [FakeDrafts::Wrong, FakeDrafts::Sometimes(50), FakeDrafts::Right] {
             let time = |policy: DraftPolicy| {
                 let mut config = wide(drafts, 2);
-                let cost = FakeCost { step: micros(1000), row: micros(row), draft: micros(draft) };
+                let cost = FakeCost {
+                    step: micros(1000),
+                    row: micros(row),
+                    draft: micros(draft),
+                    ..FakeCost::default()
+                };
                 config.pace = Pace::Clock(engine::ManualClock::default(), cost);
                 let mut bench = Bench::new(config);
                 let before = bench.clock_now();

@@ -41,7 +41,9 @@ fn bench(dice: &mut Dice) -> Bench {
         step: micros(100 + dice.below(2000)),
         row: micros(dice.below(300)),
         draft: micros(dice.below(300)),
+        image: micros(dice.below(100)),
     };
+    config.images = images();
     config.pace = Pace::Clock(engine::ManualClock::default(), cost);
     config.poison = dice.percent(20).then_some(63);
     let cache = CacheLimits {
@@ -113,7 +115,12 @@ fn dress(mut request: Request, number: u64, slots: usize) -> Request {
     request.namespace = ["", "other"][usize::from(dice.percent(10))].into();
     request.marks =
         (0..dice.below(3)).map(|_| dice.below(1 + request.prompt.len() as u64) as usize).collect();
-    if dice.percent(10) {
+    let length = request.prompt.len() as u64;
+    if length > 30 && dice.percent(30) {
+        let picture = picture(dice.below(4), 2 + 2 * dice.below(3) as usize, 2 + 2 * dice.below(5) as usize);
+        let start = dice.below(length - picture.count() as u64 / 4) as usize;
+        request = pictured(request, vec![(start, picture)]);
+    } else if dice.percent(10) {
         let shift = dice.below(request.prompt.len() as u64) as u32;
         request.positions =
             Some((0..request.prompt.len() as u32).map(|at| [at, at / 2, at.min(shift)]).collect());

@@ -88,3 +88,66 @@ pub struct ImageSpec {
     /// Rows of work of one patch, in the measure of [`crate::Model::encode_next`].
     pub patch_work: usize,
 }
+
+/// Rotary positions (t, h, w) of `length` tokens in which pictures stand at `spans` (first token, grid in patches;
+/// ascending, apart), `merge` x `merge` patches a token; and `rope_delta`: the next text position minus the number of
+/// tokens (`docs/model.md` section 6). `None` if the spans do not fit.
+pub fn place_pictures(
+    length: usize,
+    spans: &[(usize, [usize; 3])],
+    merge: usize,
+) -> Option<(Vec<[u32; 3]>, i64)> {
+    let mut out: Vec<[u32; 3]> = Vec::with_capacity(length);
+    let mut here = 0u32;
+    let text = |out: &mut Vec<[u32; 3]>, here: &mut u32, until: usize| {
+        let first = *here;
+        let count = until.checked_sub(out.len())? as u32;
+        out.extend((first..first + count).map(|p| [p; 3]));
+        *here += count;
+        Some(())
+    };
+    for &(start, [frames, rows, columns]) in spans {
+        text(&mut out, &mut here, start)?;
+        let (rows, columns) = (rows.checked_div(merge)?, columns.checked_div(merge)?);
+        if frames.checked_mul(rows)?.checked_mul(columns)? > length.checked_sub(start)? {
+            return None;
+        }
+        for frame in 0..frames {
+            for row in 0..rows {
+                let place = |column: usize| [frame, row, column].map(|offset| here + offset as u32);
+                out.extend((0..columns).map(place));
+            }
+        }
+        here += rows.max(columns) as u32;
+    }
+    text(&mut out, &mut here, length)?;
+    Some((out, i64::from(here) - length as i64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place_pictures;
+    use crate::qwen3_5::positions;
+
+    #[test]
+    fn spans_and_placeholders_give_the_same_positions() {
+        let grids = [[1, 4, 6], [1, 2, 2], [1, 2, 10]];
+        for starts in [[2, 9, 11], [0, 6, 7], [3, 12, 14]] {
+            let mut ids = vec![5; 22];
+            for (start, grid) in starts.iter().zip(grids) {
+                ids[*start..start + grid[1] * grid[2] / 4].fill(9);
+            }
+            let spans: Vec<_> = starts.into_iter().zip(grids).collect();
+            let expected = positions(&ids, Some(9), &grids, 2).expect("they agree");
+            assert_eq!(place_pictures(22, &spans, 2), Some(expected));
+        }
+    }
+
+    #[test]
+    fn spans_that_overlap_or_leave_the_prompt_do_not_fit() {
+        assert_eq!(place_pictures(5, &[(0, [1, 4, 6])], 2), None);
+        assert_eq!(place_pictures(20, &[(2, [1, 4, 6]), (7, [1, 2, 2])], 2), None);
+        assert_eq!(place_pictures(20, &[(2, [1, 4, 6])], 0), None);
+        assert_eq!(place_pictures(20, &[(usize::MAX, [1, 4, 6])], 2), None);
+    }
+}

@@ -121,7 +121,7 @@ pub(crate) fn silu(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     /// `2 sqrt(2 / pi)`.
-    const LINEAR: f32 = 1.595_769_1;
+    const LINEAR: f32 = 1.595_769_2;
     /// `0.044715` of it.
     const CUBIC: f32 = 0.071_354_816;
     let t = x * (x * x).mul_add(CUBIC, LINEAR);

@@ -1,6 +1,6 @@
 //! Faults on demand.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::ModelError;
 
@@ -12,6 +12,7 @@ pub struct Faults {
     lost_at: AtomicU64,
     panic_at: AtomicU64,
     nan_at: AtomicU64,
+    blind: AtomicBool,
 }
 
 /// What is wrong with a step that runs.
@@ -29,6 +30,7 @@ impl Default for Faults {
             lost_at: never(),
             panic_at: never(),
             nan_at: never(),
+            blind: AtomicBool::new(false),
         }
     }
 }
@@ -57,6 +59,18 @@ impl Faults {
     /// The first window's logits of the step `after` steps from now are NaN.
     pub fn nan_in(&self, after: u64) {
         self.nan_at.store(self.steps() + after, Ordering::SeqCst);
+    }
+
+    /// From now on no picture can be encoded.
+    pub fn fail_encoding(&self) {
+        self.blind.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn encode(&self) -> Result<(), ModelError> {
+        match self.blind.load(Ordering::SeqCst) {
+            true => Err(super::limit("picture", "an injected device fault", "none")),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn step(&self) -> Result<StepFault, ModelError> {

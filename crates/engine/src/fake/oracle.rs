@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use model::{Adjust, Draw};
 
-use super::{FakeConfig, History, draw_row};
+use super::{FakeConfig, History, draw_row, image_token};
 use crate::event::{FinishReason, ReplyError, Score};
 use crate::mask::Allowed;
 use crate::request::Request;
@@ -27,6 +27,8 @@ pub fn solo(config: &FakeConfig, request: &Request, choice: u32, eos: &[u32]) ->
     let mut scores = Vec::new();
     let mut mask = request.mask.as_ref().map(|mask| mask.fork());
     for (index, &token) in request.prompt.iter().enumerate() {
+        let within = request.pictures.iter().find(|span| (span.start..span.end()).contains(&index));
+        let token = within.map_or(token, |span| image_token(&span.picture, index - span.start));
         history.push(token, request.rope(index), config.poison);
     }
     let vocabulary = config.spec.vocabulary;

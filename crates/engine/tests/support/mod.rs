@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use engine::fake::{FakeConfig, FakeCost, FakeDrafts, FakeModel, Faults, Pace, Solo, solo};
 use engine::{
-    Core, DraftPolicy, Drafting, Event, FinishReason, ManualClock, Refusal, Reply, Request, Sampling, Score,
-    Settings, Stats, Ticket,
+    Core, DraftPolicy, Drafting, Event, FinishReason, ImageSpec, ManualClock, Picture, Refusal, Reply,
+    Request, Sampling, Score, Settings, Stats, Ticket,
 };
 
 pub const EOS: u32 = 1;
@@ -115,7 +115,8 @@ impl Bench {
         let clock = ManualClock::default();
         if let Pace::Free = config.pace {
             let micros = Duration::from_micros;
-            let cost = FakeCost { step: micros(1000), row: micros(100), draft: micros(50) };
+            let cost =
+                FakeCost { step: micros(1000), row: micros(100), draft: micros(50), image: micros(20) };
             config.pace = Pace::Clock(clock.clone(), cost);
         } else if let Pace::Clock(_, cost) = config.pace {
             config.pace = Pace::Clock(clock.clone(), cost);
@@ -198,6 +199,27 @@ pub fn fixed(mut request: Request, depth: u8, first: u8, copy: bool) -> Request 
     let policy = if depth == 0 { DraftPolicy::Off } else { DraftPolicy::Fixed(depth) };
     request.drafting = Drafting { policy, mtp: true, copy, first };
     request
+}
+
+/// Pictures of up to 64 tokens, two of which are encoded together.
+pub fn images() -> Option<ImageSpec> {
+    Some(ImageSpec { tokens_max: 64, pictures_max: 2, patch: 1, merge: 2, token_bytes: 4, patch_work: 4 })
+}
+
+/// A picture of that many patches that `seed` names.
+pub fn picture(seed: u64, rows: usize, columns: usize) -> Arc<Picture> {
+    let mut digest = [7; 32];
+    digest[..8].copy_from_slice(&(seed * 1000 + (rows * 30 + columns) as u64).to_le_bytes());
+    let levels = Box::new([[0.0; 256]; 3]);
+    Arc::new(Picture { grid: [1, rows, columns], patches: vec![0; rows * columns * 3], levels, digest })
+}
+
+/// The request with pictures at these places, whose prompt holds placeholders there.
+pub fn pictured(mut request: Request, pictures: Vec<(usize, Arc<Picture>)>) -> Request {
+    for (start, picture) in &pictures {
+        request.prompt[*start..start + picture.count() / 4].fill(3);
+    }
+    request.with_pictures(pictures, 2)
 }
 
 /// A small generator for tests: splitmix64.
