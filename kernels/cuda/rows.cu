@@ -44,47 +44,113 @@ extern "C" __global__ void quantize_rows(const float* x, uint width, Codes codes
     quantize_quad(quad, blockIdx.y, quad_at(), width, codes);
 }
 
-// x += delta where there is a delta; out = (x * r) * weight, r = 1 / sqrt(sum_256(x*x)/n + eps); and out's codes.
-extern "C" __global__ void __launch_bounds__(256) norm_rows(float* x, const float* delta, const float* weight,
-                                                            uint width, float eps, float* out, Codes codes) {
-    __shared__ float lanes[256];
+// What combine reads: out[r] = sum of weights[r, i] * routed[r * k + i] in rank order from +0, then + sigmoid(gate[r]) *
+// shared[r].
+struct Mix {
+    const float* routed;  // [rows * k, width]
+    const float* weights; // [rows, k]
+    const float* shared;  // [rows, width]
+    const float* gate;    // [rows, 1]
+    uint k;
+};
+
+SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float open, float* sum) {
+    float x[4];
+    for (uint j = 0; j < 4; j++) sum[j] = 0.0f;
+#pragma unroll 8
+    for (uint i = 0; i < mix.k; i++) {
+        float weight = mix.weights[row * mix.k + i];
+        load_quad(mix.routed + (row * mix.k + i) * width, at, width, x);
+        for (uint j = 0; j < 4; j++) sum[j] = FMA(weight, x[j], sum[j]);
+    }
+    load_quad(mix.shared + row * width, at, width, x);
+    for (uint j = 0; j < 4; j++) sum[j] = FMA(open, x[j], sum[j]);
+}
+
+extern "C" __global__ void combine_rows(Mix mix, float* out, uint width) {
     wait_for_launches_before();
     start_next_launch();
-    float* row = x + (ulong)blockIdx.x * width;
-    if (delta) {
-        const float* add = delta + (ulong)blockIdx.x * width;
-        for (uint at = threadIdx.x; at < width; at += 256) row[at] = row[at] + add[at];
+    ulong row = blockIdx.y;
+    float sum[4];
+    mix_quad(mix, row, quad_at(), width, sigmoid_exact(mix.gate[row]), sum);
+    store_quad(out + row * width, quad_at(), width, sum);
+}
+
+// One block a row. delta = combine(mix) where there is a mix; x += delta where there is a delta; out = (x * r) * weight,
+// r = 1 / sqrt(sum_256(x*x)/n + eps); and out's codes. The row lies in shared memory, so that all threads load and
+// the first 256 sum.
+extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* delta, Mix mix, const float* weight,
+                                                            uint width, float eps, float* out, Codes codes) {
+    extern __shared__ float held[];
+    __shared__ float lanes[256];
+    float w[4], quad[4], add[4];
+    load_quad(weight, 4 * threadIdx.x, width, w);
+    wait_for_launches_before();
+    start_next_launch();
+    ulong row = blockIdx.x, first = row * width;
+    uint end = (width + 2047) / 2048 * 2048;
+    float open = mix.routed ? sigmoid_exact(mix.gate[row]) : 0.0f;
+    for (uint at = 4 * threadIdx.x; at < width; at += 2048) {
+        load_quad(x + first, at, width, quad);
+        if (mix.routed) {
+            mix_quad(mix, row, at, width, open, add);
+            store_quad(delta + first, at, width, add);
+        } else if (delta) {
+            load_quad(delta + first, at, width, add);
+        }
+        if (delta) {
+            for (uint i = 0; i < 4; i++) quad[i] = quad[i] + add[i];
+            store_quad(x + first, at, width, quad);
+        }
+        for (uint i = 0; i < 4; i++) held[at + i] = quad[i];
     }
+    __syncthreads();
     float sum = 0.0f;
-    for (uint at = threadIdx.x; at < width; at += 256) sum = FMA(row[at], row[at], sum);
+    if (threadIdx.x < 256)
+        for (uint at = threadIdx.x; at < width; at += 256) sum = FMA(held[at], held[at], sum);
     sum = tree_256(sum, lanes);
     float r = DIVIDE(1.0f, __fsqrt_rn(DIVIDE(sum, (float)width) + eps));
-    // The barriers above make the block's own sums visible to it.
-    uint end = (width + 1023) / 1024 * 1024;
-    for (uint at = 4 * threadIdx.x; at < end; at += 1024) {
-        float quad[4], w[4];
-        load_quad(row, at, width, quad);
-        load_quad(weight, at, width, w);
-        for (uint i = 0; i < 4; i++) quad[i] = (quad[i] * r) * w[i];
-        store_quad(out + (ulong)blockIdx.x * width, at, width, quad);
+    for (uint at = 4 * threadIdx.x; at < end; at += 2048) {
+        if (at >= 2048) load_quad(weight, at, width, w);
+        for (uint i = 0; i < 4; i++) quad[i] = at < width ? (held[at + i] * r) * w[i] : 0.0f;
+        store_quad(out + first, at, width, quad);
         emit_codes(quad, blockIdx.x, at, width, codes);
     }
 }
 
-// Per head: x = ((x * r) * weight) * silu(z). blockIdx.x counts heads of all rows.
-extern "C" __global__ void __launch_bounds__(256) gated_norm_heads(float* x, const float* z, const float* weight,
-                                                                   uint width, float eps) {
+// Per head: x = ((x * r) * weight) * silu(z), and the codes of the row. blockIdx.x counts heads of a row, blockIdx.y
+// rows. Codes are asked for only where a head holds whole groups.
+extern "C" __global__ void __launch_bounds__(128) gated_norm_heads(float* x, const float* z, const float* weight,
+                                                                   uint width, float eps, Codes codes) {
     __shared__ float lanes[256];
     wait_for_launches_before();
     start_next_launch();
-    float* head = x + (ulong)blockIdx.x * width;
-    const float* gate = z + (ulong)blockIdx.x * width;
-    float sum = 0.0f;
-    for (uint at = threadIdx.x; at < width; at += 256) sum = FMA(head[at], head[at], sum);
-    sum = tree_256(sum, lanes);
-    float r = DIVIDE(1.0f, __fsqrt_rn(DIVIDE(sum, (float)width) + eps));
-    for (uint at = threadIdx.x; at < width; at += 256)
-        head[at] = ((head[at] * r) * weight[at]) * silu_exact(gate[at]);
+    uint row_width = gridDim.x * width, base = blockIdx.x * width;
+    float* head = x + (ulong)blockIdx.y * row_width + base;
+    const float* gate = z + (ulong)blockIdx.y * row_width + base;
+    // 256 lanes of the sum, two a thread.
+    float low = 0.0f, high = 0.0f;
+    for (uint at = threadIdx.x; at < width; at += 256) {
+        low = FMA(head[at], head[at], low);
+        if (at + 128 < width) high = FMA(head[at + 128], head[at + 128], high);
+    }
+    lanes[threadIdx.x] = low + high;
+    __syncthreads();
+    for (uint h = 64; h > 0; h >>= 1) {
+        if (threadIdx.x < h) lanes[threadIdx.x] = lanes[threadIdx.x] + lanes[threadIdx.x + h];
+        __syncthreads();
+    }
+    float r = DIVIDE(1.0f, __fsqrt_rn(DIVIDE(lanes[0], (float)width) + eps));
+    uint end = (width + 511) / 512 * 512;
+    for (uint at = 4 * threadIdx.x; at < end; at += 512) {
+        float quad[4], w[4], g[4];
+        load_quad(head, at, width, quad);
+        load_quad(weight, at, width, w);
+        load_quad(gate, at, width, g);
+        for (uint i = 0; i < 4; i++) quad[i] = ((quad[i] * r) * w[i]) * silu_exact(g[i]);
+        store_quad(head, at, width, quad);
+        if (codes.codes) quantize_quad(quad, blockIdx.y, at < width ? base + at : row_width, row_width, codes);
+    }
 }
 
 // x *= sigmoid(gate); qg holds [query, gate] per head.
@@ -136,23 +202,4 @@ extern "C" __global__ void gather_rows(const float* x, uint width, const uint* f
     float quad[4];
     load_quad(x + (ulong)from[blockIdx.y] * width, quad_at(), width, quad);
     store_quad(out + (ulong)(to ? to[blockIdx.y] : blockIdx.y) * width, quad_at(), width, quad);
-}
-
-// out[r] = sum of weights[r, i] * routed[r * k + i] in rank order from +0, then + sigmoid(gate[r]) * shared[r].
-extern "C" __global__ void combine_rows(const float* routed, const float* weights, uint k, const float* shared,
-                                        const float* gate, float* out, uint width) {
-    wait_for_launches_before();
-    start_next_launch();
-    uint at = quad_at();
-    ulong row = blockIdx.y;
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, x[4];
-    for (uint i = 0; i < k; i++) {
-        float weight = weights[row * k + i];
-        load_quad(routed + (row * k + i) * width, at, width, x);
-        for (uint j = 0; j < 4; j++) sum[j] = FMA(weight, x[j], sum[j]);
-    }
-    float open = sigmoid_exact(gate[row]);
-    load_quad(shared + row * width, at, width, x);
-    for (uint j = 0; j < 4; j++) sum[j] = FMA(open, x[j], sum[j]);
-    store_quad(out + row * width, at, width, sum);
 }

@@ -178,11 +178,6 @@ impl Kernels {
         Ok(Prepared { function: self.get(&kernel)?, grid, block, shared, args })
     }
 
-    /// Every function loaded so far.
-    pub(super) fn loaded(&self) -> impl Iterator<Item = (&Kernel, Function)> {
-        self.functions.iter().map(|(kernel, function)| (kernel, *function))
-    }
-
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch();
         let Some(folder) = &self.cache else {

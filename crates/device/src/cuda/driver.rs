@@ -98,7 +98,6 @@ pub(super) trait Driver: Send + Sync {
     fn download(&self, from: u64, to: &mut [u8]) -> Result;
     /// Queues a copy into pinned memory; read it after [`Self::synchronize`].
     fn download_queued(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result;
-    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result;
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result;
     fn synchronize(&self) -> Result;
     /// Marks this place of the queue in slot `slot` (0 .. MARKS).
@@ -109,8 +108,6 @@ pub(super) trait Driver: Send + Sync {
     fn load(&self, image: &[u8]) -> Result<usize>;
     /// A function of a loaded image, with as much dynamic shared memory allowed as the card has.
     fn function(&self, module: usize, name: &str) -> Result<Function>;
-    /// Registers and bytes of local memory (spills, stack) of a thread.
-    fn resources(&self, function: Function) -> Result<(u32, u32)>;
     fn launch(&self, launches: &[Prepared]) -> Result;
     /// Records launches as a graph without running them.
     fn record(&self, launches: &[Prepared]) -> Result<GraphExec>;
@@ -356,12 +353,6 @@ impl Driver for Card {
         })
     }
 
-    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result {
-        self.bind("copy")?;
-        // SAFETY: addresses of live allocations, by the callers' checks.
-        check("copy", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
-    }
-
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result {
         self.bind("fill")?;
         // SAFETY: as above.
@@ -417,12 +408,6 @@ impl Driver for Card {
             sys::cuFuncSetAttribute(function.0 as sys::CUfunction, dynamic, room)
         })?;
         Ok(function)
-    }
-
-    fn resources(&self, function: Function) -> Result<(u32, u32)> {
-        let registers = self.attribute(function, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        let local = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-        Ok((registers, self.attribute(function, local)?))
     }
 
     fn launch(&self, launches: &[Prepared]) -> Result {

@@ -7,11 +7,12 @@ use quant::Matrix;
 use super::driver::{Driver, Result};
 use super::launch::{Args, Launch};
 use super::linear::{
-    Block, Places, TILE_OUTPUTS, block_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
+    FewPlaces, TILE_OUTPUTS, few_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
+    threads_class,
 };
 use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
-use super::packing::{self, Kind, SLICE, TILE};
+use super::packing::{self, Kind, Place, SLICE, TILE};
 use crate::{Buffer, DeviceError, ExpertsRef, Picks};
 
 /// Most kinds of matrix in one layer: what a kernel is compiled for.
@@ -22,8 +23,8 @@ const UNLISTED_MAX: usize = 256;
 const DECODE_ROWS_MAX: usize = 64;
 /// Rows of a tile where nobody reads the tiles.
 const UNLISTED_TILE: usize = 128;
-/// Most warps of a block of `experts_hidden` per matrix.
-const WARPS_MAX: usize = 8;
+/// Most shared memory of a block; wider experts take one pair at a time.
+const SHARED_MAX: usize = 160 << 10;
 
 /// All routed experts of a layer.
 pub(super) struct PackedExperts {
@@ -38,9 +39,19 @@ pub(super) struct PackedExperts {
     memory: DeviceMemory,
     /// `ExpertMatrix` `[gate, up, down][experts]`.
     table: DeviceMemory,
+    /// Where expert 0's gate, up and down lie, and how far it is to the next expert's; 0 where they differ.
+    first: [[u64; 2]; 3],
+    stride: [u64; 3],
+    kind: [u32; 3],
+    form: [u32; 3],
 }
 
 impl PackedExperts {
+    /// Group length of the codes that its kernels read first; `None` for dense experts.
+    pub(super) fn group(&self) -> Option<usize> {
+        self.groups.first().copied()
+    }
+
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         gate: &[Matrix],
@@ -62,16 +73,39 @@ impl PackedExperts {
         let memory = DeviceMemory::of(driver, "experts", &bytes)?;
         drop(bytes);
         let mut table = Vec::with_capacity(24 * all.len());
-        for (matrix, place) in all.iter().zip(places) {
+        let number = |kind: Kind| kinds.iter().position(|&k| k == kind).unwrap_or(0) as u32;
+        let at = |place: &Place| [memory.ptr() + place.codes as u64, memory.ptr() + place.params as u64];
+        for (matrix, place) in all.iter().zip(&places) {
             let kind = kind(matrix);
-            let number = kinds.iter().position(|&k| k == kind).unwrap_or(0) as u32;
-            table.extend((memory.ptr() + place.codes as u64).to_le_bytes());
-            table.extend((memory.ptr() + place.params as u64).to_le_bytes());
-            table.extend(number.to_le_bytes());
+            at(place).into_iter().for_each(|address| table.extend(address.to_le_bytes()));
+            table.extend(number(kind).to_le_bytes());
             table.extend(form_of(&groups, kind).to_le_bytes());
         }
+        let experts = gate.len();
+        let stride = [0, experts, 2 * experts].map(|start: usize| {
+            let alike = all[start..start + experts].iter().all(|m| kind(m) == kind(&all[start]));
+            let next = if experts > 1 && alike { places[start + 1].params } else { places[start].params };
+            (next - places[start].params) as u64
+        });
+        let first = [0, experts, 2 * experts].map(|start| at(&places[start]));
+        let kind_of = |start: usize| number(kind(&all[start]));
+        let kind_numbers = [0, experts, 2 * experts].map(kind_of);
+        let form = [0, experts, 2 * experts].map(|start| form_of(&groups, kind(&all[start])));
         let table = DeviceMemory::of(driver, "experts", &table)?;
-        Ok(Self { count: gate.len(), width, inner, kinds, groups, inner_groups, memory, table })
+        Ok(Self {
+            count: experts,
+            width,
+            inner,
+            kinds,
+            groups,
+            inner_groups,
+            memory,
+            table,
+            first,
+            stride,
+            kind: kind_numbers,
+            form,
+        })
     }
 
     /// Bytes held.
@@ -96,20 +130,9 @@ struct Call {
 }
 
 impl Call {
-    fn args(
-        &self,
-        experts: &PackedExperts,
-        slices: usize,
-        raw_at: usize,
-        tiles: usize,
-        places: &Places,
-    ) -> Args {
+    fn args(&self, experts: &PackedExperts, slices: usize, tiles: usize, places: &FewPlaces) -> Args {
         let mut words = self.words.clone();
-        words.extend([
-            pair(experts.inner, slices),
-            pair(self.listed as usize, raw_at),
-            pair(self.chunk, tiles),
-        ]);
+        words.extend([pair(experts.inner, slices), pair(self.listed as usize, self.chunk), pair(tiles, 0)]);
         words.extend(places.words());
         Args::new().words(&words)
     }
@@ -140,8 +163,12 @@ pub(super) fn lower(
     let (input, output) = (c.plane(x).ptr, c.output(out).ptr);
     let mut words = vec![experts.table.ptr(), ids, starts, order, input, hidden, output];
     words.extend(input_words(&codes));
+    words.extend(experts.first.as_flattened());
+    words.extend(experts.stride);
+    let numbers: Vec<u32> = experts.kind.into_iter().chain(experts.form).collect();
+    words.extend(numbers.chunks(2).map(|two| pair(two[0] as usize, two[1] as usize)));
     words.extend([pair(pairs, k), pair(experts.count, experts.width)]);
-    let class = if rows == 1 { 1 } else { 8 };
+    let class = if rows == 1 || experts.hidden_places(8).bytes > SHARED_MAX { 1 } else { 8 };
     let call = Call { words, pairs, listed: pairs > UNLISTED_MAX, chunk: rows.min(class), class };
     if call.listed {
         let tiles = c.scratch("experts_tiles", tiles_bytes(&experts, pairs, UNLISTED_TILE))?;
@@ -161,7 +188,9 @@ fn tiles_bytes(experts: &PackedExperts, pairs: usize, tile_rows: usize) -> usize
 fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 4], pairs: usize, tile_rows: usize) {
     let args = at.into_iter().fold(Args::new(), Args::ptr).size(pairs).size(experts.count).size(tile_rows);
     c.push(Launch {
-        kernel: kernel_of("experts.cu", "experts_sort", &experts.kinds).define("ROWS", 8),
+        kernel: kernel_of("experts.cu", "experts_sort", &experts.kinds)
+            .define("ROWS", 8)
+            .define("THREADS", 256),
         grid: [1; 3],
         block: 1024,
         shared: 4 * experts.count as u32,
@@ -169,49 +198,48 @@ fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 4], pairs: usiz
     });
 }
 
-fn hidden_block<'a>(experts: &'a PackedExperts, call: &Call, warps: usize, sums: usize) -> Block<'a> {
-    Block {
-        kinds: &experts.kinds,
-        warps,
-        rows: call.class,
-        rows_staged: call.chunk,
-        cols: experts.width,
-        sums,
-        staged: false,
+impl PackedExperts {
+    /// Shared memory of `experts_hidden`: two matrices, each perhaps with units of its own.
+    fn hidden_places(&self, class: usize) -> FewPlaces {
+        let (_, tiles) = few_shape(self.width);
+        FewPlaces::of(&self.kinds, class, 2 * tiles, self.width, false)
     }
 }
 
-/// `silu(gate x) * up x` of every pair: half the warps of a block work on each of the two matrices.
+/// `silu(gate x) * up x` of every pair.
 fn lower_hidden(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
-    let slices = experts.width.div_ceil(SLICE);
-    let at_once = slices.min(WARPS_MAX);
-    let tiles = if at_once == 1 { 2 } else { 1 };
-    let warps = 2 * at_once * tiles;
-    let places = Places::of(&hidden_block(experts, call, warps, 2 * tiles * slices));
-    c.push(Launch {
-        kernel: kernel_of("experts.cu", "experts_hidden", &experts.kinds).define("ROWS", call.class),
-        grid: grid(experts, call, experts.inner, tiles),
-        block: 32 * warps as u32,
-        shared: places.bytes as u32,
-        args: call.args(experts, slices, 0, tiles, &places),
-    });
+    let (warps, tiles) = few_shape(experts.width);
+    let places = experts.hidden_places(call.class);
+    let args = call.args(experts, experts.width.div_ceil(SLICE), tiles, &places);
+    push(c, experts, call, "experts_hidden", experts.inner, (warps, tiles), &places, args);
 }
 
 /// The products with down, of hidden values that each block quantizes itself.
 fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
-    let slices = experts.inner.div_ceil(SLICE);
-    let (warps, tiles) = block_shape(experts.inner);
-    let block =
-        Block { cols: experts.inner, staged: true, ..hidden_block(experts, call, warps, tiles * slices) };
-    let places = Places::of(&block);
-    let raw_at = places.bytes;
-    let groups = groups_of(&experts.kinds).first().map_or(0, |&least| experts.inner.div_ceil(least));
+    let (warps, tiles) = few_shape(experts.inner);
+    let places = FewPlaces::of(&experts.kinds, call.class, tiles, experts.inner, true);
+    let args = call.args(experts, experts.inner.div_ceil(SLICE), tiles, &places);
+    push(c, experts, call, "experts_down", experts.width, (warps, tiles), &places, args);
+}
+
+fn push(
+    c: &mut Lowering<'_>,
+    experts: &PackedExperts,
+    call: &Call,
+    name: &'static str,
+    outputs: usize,
+    (warps, tiles): (usize, usize),
+    places: &FewPlaces,
+    args: Args,
+) {
     c.push(Launch {
-        kernel: kernel_of("experts.cu", "experts_down", &experts.kinds).define("ROWS", call.class),
-        grid: grid(experts, call, experts.width, tiles),
+        kernel: kernel_of("experts.cu", name, &experts.kinds)
+            .define("ROWS", call.class)
+            .define("THREADS", threads_class(warps)),
+        grid: grid(experts, call, outputs, tiles),
         block: 32 * warps as u32,
-        shared: (raw_at + 8 * call.class * groups) as u32,
-        args: call.args(experts, slices, raw_at, tiles, &places),
+        shared: places.bytes as u32,
+        args,
     });
 }
 

@@ -6,20 +6,18 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::driver::{Driver, GraphExec, Prepared, Result};
-use super::memory::{StepShape, WindowShape};
+use super::memory::StepShape;
 
 /// Most lists kept; the one used longest ago goes first.
 const LISTS_MAX: usize = 256;
 /// Steps of more rows run long enough that launches hide behind them; their lists are not recorded.
-pub(super) const GRAPH_ROWS_MAX: usize = 64;
+const GRAPH_ROWS_MAX: usize = 64;
 
 /// What decides a list of launches.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) commands: Vec<Command>,
     pub(super) shape: StepShape,
-    /// Of steps too long for a graph.
-    pub(super) windows: Vec<WindowShape>,
 }
 
 struct Entry {
@@ -83,7 +81,7 @@ impl Lists {
             let entry = self.entries.entry(key).or_insert(entry);
             return Self::run_entry(&self.driver, entry, self.clock, false);
         }
-        let record = self.graphs && key.windows.is_empty();
+        let record = self.graphs && key.shape.rows <= GRAPH_ROWS_MAX;
         let entry = self.entries.get_mut(&key).expect("looked up above");
         Self::run_entry(&self.driver, entry, self.clock, record)
     }

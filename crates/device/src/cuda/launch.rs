@@ -77,11 +77,6 @@ impl Args {
         self.u32(u32::try_from(value).expect("a size below 2^32"))
     }
 
-    /// A `ulong` parameter.
-    pub(super) fn u64(self, value: u64) -> Self {
-        self.word(value)
-    }
-
     /// A `float` parameter.
     pub(super) fn f32(self, value: f32) -> Self {
         self.word(value.to_bits() as u64)
@@ -91,18 +86,6 @@ impl Args {
     pub(super) fn words(mut self, words: &[u64]) -> Self {
         self.starts.push(self.words.len());
         self.words.extend_from_slice(words);
-        self
-    }
-
-    /// A struct parameter as its bytes, aligned to at most 8.
-    pub(super) fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.starts.push(self.words.len());
-        let word = |chunk: &[u8]| {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u64::from_le_bytes(word)
-        };
-        self.words.extend(bytes.chunks(8).map(word));
         self
     }
 

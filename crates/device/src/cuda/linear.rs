@@ -17,6 +17,8 @@ const MATRICES_MAX: usize = 8;
 const WARPS_MAX: usize = 8;
 /// Warps that a block should have at least.
 const WARPS_MIN: usize = 4;
+/// Most shared memory of a block of 1 to 8 rows; longer rows take the form for more rows.
+const FEW_BYTES_MAX: usize = 96 << 10;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 32;
 /// Outputs of a block of the prompt form (linear_prompt.cuh).
@@ -39,6 +41,11 @@ impl PackedMatrix {
         let memory = DeviceMemory::of(driver, "matrix", &bytes)?;
         let kind = Kind::of(source.encoding());
         Ok(Self { rows: source.rows(), cols: source.cols(), kind, memory, place: places[0] })
+    }
+
+    /// Group length of the codes that its kernel reads; `None` for dense matrices.
+    pub(super) fn group(&self) -> Option<usize> {
+        self.kind.group()
     }
 
     /// Outputs; rows of an embedding table.
@@ -153,6 +160,67 @@ impl Places {
     }
 }
 
+/// Shared memory of a block of 1 to 8 rows (linear_few.cuh, `FewPlaces`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FewPlaces {
+    unit_groups: usize,
+    row_stride: usize,
+    params_at: usize,
+    param_bytes: usize,
+    units_at: usize,
+    exact_at: usize,
+    exact_bytes: usize,
+    sums_at: usize,
+    /// End of all.
+    pub(super) bytes: usize,
+}
+
+impl FewPlaces {
+    /// For `tiles` tiles of matrices of these kinds, by 1 row or up to 8; `staged`: room for the rows' codes.
+    pub(super) fn of(kinds: &[Kind], rows: usize, tiles: usize, cols: usize, staged: bool) -> Self {
+        let groups = |kind: &Kind| kind.group().map_or(0, |group| cols / group);
+        let most_groups = kinds.iter().map(groups).max().unwrap_or(0);
+        // Rows that lanes read together lie in different banks.
+        let row_stride = if staged { 2 * cols + 64 } else { 0 };
+        let params_at = (rows * row_stride).next_multiple_of(16);
+        let param_bytes = kinds.iter().map(|kind| groups(kind) * kind.group_bytes()).max().unwrap_or(0);
+        let units_at = params_at + tiles * param_bytes;
+        // Two inputs at most, each with units and sums.
+        let exact_at = (units_at + 2 * rows * most_groups * 8).next_multiple_of(16);
+        let exact_bytes = most_groups * 4 * if rows == 1 { TILE } else { 20 * rows };
+        let sums_at = exact_at + tiles * exact_bytes;
+        let bytes = sums_at + tiles * cols.div_ceil(SLICE) * rows * TILE * 4;
+        let unit_groups = most_groups;
+        Self {
+            unit_groups,
+            row_stride,
+            params_at,
+            param_bytes,
+            units_at,
+            exact_at,
+            exact_bytes,
+            sums_at,
+            bytes,
+        }
+    }
+
+    pub(super) fn words(&self) -> [u64; 4] {
+        [
+            pair(self.unit_groups, self.row_stride),
+            pair(self.params_at, self.param_bytes),
+            pair(self.units_at, self.exact_at),
+            pair(self.exact_bytes, self.sums_at),
+        ]
+    }
+}
+
+/// Warps and tiles of a block of 1 to 8 rows: a warp does four steps of a tile.
+pub(super) fn few_shape(cols: usize) -> (usize, usize) {
+    let jobs = cols.div_ceil(256);
+    let tiles = (WARPS_MAX / jobs).max(1);
+    ((tiles * jobs).min(2 * WARPS_MAX), tiles)
+}
+
 /// Rows that a decode kernel is compiled for.
 fn rows_class(rows: usize) -> usize {
     match rows {
@@ -247,8 +315,14 @@ fn decode(
     let groups = groups_of(&kinds);
     let codes = groups.iter().map(|&group| c.codes(x, rows, group)).collect::<Result<Vec<_>>>()?;
     let cols = input.width;
-    let (slices, class) = (cols.div_ceil(SLICE), rows_class(rows));
-    let (warps, tiles) = block_shape(cols);
+    let (slices, mut class) = (cols.div_ceil(SLICE), rows_class(rows));
+    let (mut warps, mut tiles) = few_shape(cols);
+    let mut few = FewPlaces::of(&kinds, class, tiles, cols, false);
+    if class > 8 || few.bytes > FEW_BYTES_MAX {
+        class = class.max(16);
+        few = FewPlaces::default();
+        (warps, tiles) = block_shape(cols);
+    }
     let places = Places::of(&Block {
         kinds: &kinds,
         warps,
@@ -262,6 +336,8 @@ fn decode(
     words.extend(input_words(&codes));
     words.extend([pair(rows, cols), pair(targets.len(), slices)]);
     words.extend(places.words());
+    words.extend(few.words());
+    words.push(pair(tiles, 0));
     let mut blocks = 0;
     for (matrix, out) in targets {
         let kind = kinds.iter().position(|&kind| kind == matrix.kind).unwrap_or(0);
@@ -271,15 +347,22 @@ fn decode(
         let outputs = if matrix.kind.group().is_some() { tiles * TILE } else { 4 * warps };
         blocks += matrix.rows.div_ceil(outputs);
     }
-    words.resize(15 + 5 * MATRICES_MAX, 0);
+    words.resize(20 + 5 * MATRICES_MAX, 0);
     c.push(Launch {
-        kernel: kernel_of("linear.cu", "linear", &kinds).define("ROWS", class),
+        kernel: kernel_of("linear.cu", "linear", &kinds)
+            .define("ROWS", class)
+            .define("THREADS", threads_class(warps)),
         grid: [blocks as u32, rows.div_ceil(class) as u32, 1],
         block: 32 * warps as u32,
-        shared: places.bytes as u32,
+        shared: if class > 8 { places.bytes } else { few.bytes } as u32,
         args: Args::new().words(&words),
     });
     Ok(())
+}
+
+/// Threads that a decode kernel is compiled for.
+pub(super) fn threads_class(warps: usize) -> usize {
+    if warps > WARPS_MAX { 512 } else { 256 }
 }
 
 /// Embedding rows of the step's tokens; rows without a token are left.

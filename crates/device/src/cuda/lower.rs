@@ -1,7 +1,7 @@
 //! Commands to launches. A stage's file has a `lower` function that reads handles from [`Lowering`] and pushes
 //! launches; nothing here runs anything.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::command::Command;
@@ -10,7 +10,7 @@ use super::experts::{self, PackedExperts};
 use super::kv::{self, KvPages};
 use super::launch::{Args, Kernel, Launch};
 use super::linear::{self, PackedMatrix};
-use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape, WindowShape};
+use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
 use super::{attention, conv, delta_rule, route, rows};
@@ -76,13 +76,14 @@ pub(super) struct Lowering<'a> {
     driver: &'a Arc<dyn Driver>,
     tables: &'a mut Tables,
     shape: StepShape,
-    windows: &'a [WindowShape],
     step: StepAddresses,
     /// Address of the upload that spans count from.
     base: u64,
     launches: Vec<Launch>,
-    /// Code shadows that hold what their planes hold.
-    fresh: HashSet<(Buffer, usize)>,
+    /// Rows of which code shadows hold what their planes hold, by plane and group length.
+    fresh: HashMap<(Buffer, usize), usize>,
+    /// The plane whose query digits are in scratch ([`rope::digits`]).
+    digits_of: Option<Buffer>,
 }
 
 impl<'a> Lowering<'a> {
@@ -90,11 +91,19 @@ impl<'a> Lowering<'a> {
         driver: &'a Arc<dyn Driver>,
         tables: &'a mut Tables,
         shape: StepShape,
-        windows: &'a [WindowShape],
         step: StepAddresses,
         base: u64,
     ) -> Self {
-        Self { driver, tables, shape, windows, step, base, launches: Vec::new(), fresh: HashSet::new() }
+        Self {
+            driver,
+            tables,
+            shape,
+            step,
+            base,
+            launches: Vec::new(),
+            fresh: HashMap::new(),
+            digits_of: None,
+        }
     }
 
     /// All launches of the list.
@@ -102,19 +111,9 @@ impl<'a> Lowering<'a> {
         self.launches
     }
 
-    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
-        self.driver
-    }
-
     /// The step's sizes.
     pub(super) fn shape(&self) -> StepShape {
         self.shape
-    }
-
-    /// The step's windows if it has more than [`super::graph::GRAPH_ROWS_MAX`] rows; else none, for then launches
-    /// may depend on [`Self::shape`] alone.
-    pub(super) fn windows(&self) -> &'a [WindowShape] {
-        self.windows
     }
 
     /// The step tables, for [`Args::step`].
@@ -140,7 +139,18 @@ impl<'a> Lowering<'a> {
 
     /// Says that a launch writes the plane: its code shadows are stale from here on.
     pub(super) fn written(&mut self, buffer: Buffer) {
-        self.fresh.retain(|(of, _)| *of != buffer);
+        self.fresh.retain(|(of, _), _| *of != buffer);
+        self.digits_of = self.digits_of.filter(|of| *of != buffer);
+    }
+
+    /// Says that the last launch left query digits of the plane in scratch.
+    pub(super) fn digits_written(&mut self, buffer: Buffer) {
+        self.digits_of = Some(buffer);
+    }
+
+    /// Are the query digits in scratch those of the plane?
+    pub(super) fn has_digits(&self, buffer: Buffer) -> bool {
+        self.digits_of == Some(buffer)
     }
 
     /// [`Self::plane`] of an output.
@@ -152,16 +162,28 @@ impl<'a> Lowering<'a> {
     /// Codes of the first `rows` rows in groups of `group`, made by a launch of their own unless they are there.
     pub(super) fn codes(&mut self, buffer: Buffer, rows: usize, group: usize) -> Result<Codes> {
         let codes = self.shadow(buffer, group)?;
-        if self.fresh.insert((buffer, group)) {
+        if self.fresh.get(&(buffer, group)).is_none_or(|&held| held < rows) {
+            self.fresh.insert((buffer, group), rows);
             rows::quantize(self, buffer, rows, codes);
         }
         Ok(codes)
     }
 
     /// The place of codes that the caller's launch writes itself, for [`Self::codes`] to find.
-    pub(super) fn codes_written(&mut self, buffer: Buffer, group: usize) -> Result<Codes> {
-        self.fresh.insert((buffer, group));
+    pub(super) fn codes_written(&mut self, buffer: Buffer, rows: usize, group: usize) -> Result<Codes> {
+        self.fresh.insert((buffer, group), rows);
         self.shadow(buffer, group)
+    }
+
+    /// Group length of the codes in which a command reads a plane.
+    pub(super) fn group_wanted(&self, command: &Command, plane: Buffer) -> Option<usize> {
+        match command {
+            Command::Linear { x, to, .. } if *x == plane => {
+                to.iter().find_map(|(matrix, _)| self.matrix(*matrix).group())
+            }
+            Command::RoutedExperts { x, experts, .. } if *x == plane => self.experts(*experts).group(),
+            _ => None,
+        }
     }
 
     fn shadow(&mut self, buffer: Buffer, group: usize) -> Result<Codes> {
@@ -225,6 +247,17 @@ impl<'a> Lowering<'a> {
             let run = match command {
                 Command::StateKeep { .. } => self.keep_states(rest)?,
                 Command::KvKeep { .. } => self.keep_keys(rest)?,
+                Command::QkNormRope { .. } => self.norm_and_append(rest)?,
+                Command::Write { .. }
+                | Command::Norm { .. }
+                | Command::AddNorm { .. }
+                | Command::Join { .. }
+                | Command::Gather { .. }
+                | Command::CopyRows { .. }
+                | Command::GatedNorm { .. }
+                | Command::OutGate { .. }
+                | Command::Swiglu { .. }
+                | Command::Combine { .. } => rows::lower(self, rest)?,
                 _ => {
                     self.one(command)?;
                     1
@@ -257,32 +290,33 @@ impl<'a> Lowering<'a> {
         Ok(keeps.len())
     }
 
+    /// Lowers [`Command::QkNormRope`], together with the [`Command::KvAppend`] of its keys if that follows.
+    fn norm_and_append(&mut self, commands: &[Command]) -> Result<usize> {
+        let Command::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q } = commands[0] else {
+            unreachable!("called for this command");
+        };
+        let append = match commands.get(1) {
+            Some(&Command::KvAppend { k: keys, v, pool }) if keys == k && v != k => {
+                Some((v, self.kv(pool).words()))
+            }
+            _ => None,
+        };
+        let (eps, weights) = (f32::from_bits(eps), [q_weight, k_weight]);
+        rope::lower(self, [qg, k, q], weights, eps, rotary, shape, append)?;
+        Ok(1 + append.is_some() as usize)
+    }
+
     fn one(&mut self, command: &Command) -> Result {
         use Command as C;
         match *command {
-            C::Write { buffer, row, values } => rows::write(self, buffer, row, values),
-            C::Norm { x, rows, weight, eps, out } => rows::norm(self, x, rows, weight, eps, out),
-            C::AddNorm { x, delta, rows, weight, eps, out } => {
-                rows::add_norm(self, x, delta, rows, weight, eps, out);
-            }
-            C::Join { a, b, rows, out } => rows::join(self, a, b, rows, out),
-            C::Gather { x, rows, from, out } => rows::gather(self, x, rows, from, out),
-            C::CopyRows { x, rows, words, out } => rows::copy_rows(self, x, rows, words, out),
-            C::GatedNorm { x, z, rows, weight, eps } => rows::gated_norm(self, x, z, rows, weight, eps),
-            C::OutGate { x, qg, rows, head_dim } => rows::out_gate(self, x, qg, rows, head_dim),
-            C::Swiglu { gate, up, rows, out } => rows::swiglu(self, gate, up, rows, out),
-            C::Combine { routed, picks, shared, gate, rows, out } => {
-                rows::combine(self, routed, picks, shared, gate, rows, out);
-            }
-            C::Embed { table, out } => return linear::lower_embed(self, table, out),
-            C::Linear { x, rows, ref to } => return linear::lower(self, x, rows, to),
+            C::Embed { table, out } => linear::lower_embed(self, table, out),
+            C::Linear { x, rows, ref to } => linear::lower(self, x, rows, to),
             C::RoutedExperts { x, rows, picks, experts, out } => {
-                return experts::lower(self, x, rows, picks, experts, out);
+                experts::lower(self, x, rows, picks, experts, out)
             }
-            C::Route { logits, rows, picks } => return route::lower(self, logits, rows, picks),
-            _ => return self.of_sequences(command),
+            C::Route { logits, rows, picks } => route::lower(self, logits, rows, picks),
+            _ => self.of_sequences(command),
         }
-        Ok(())
     }
 
     /// Stages that look at states, pages or positions.
@@ -294,10 +328,6 @@ impl<'a> Lowering<'a> {
             C::Conv { x, taps, pool, out } => conv::lower(self, x, taps, pool, out),
             C::DeltaRule { mixed, a, b, decay, dt_bias, pool, out } => {
                 delta_rule::lower(self, mixed, a, b, decay, dt_bias, pool, out)
-            }
-            C::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q } => {
-                let eps = f32::from_bits(eps);
-                rope::lower(self, qg, k, q_weight, k_weight, eps, rotary, shape, q)
             }
             C::KvAppend { k, v, pool } => kv::lower_append(self, k, v, pool),
             C::Attention { q, shape, pool, out } => attention::lower(self, q, shape, pool, out),

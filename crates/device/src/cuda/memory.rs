@@ -189,31 +189,6 @@ impl StepShape {
     }
 }
 
-/// A window of a long step, whose launches may depend on more than [`StepShape`] says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct WindowShape {
-    pub(super) first: usize,
-    pub(super) rows: usize,
-    pub(super) start: usize,
-    pub(super) commit: bool,
-    pub(super) tree: bool,
-}
-
-/// The windows of a step of more than [`super::graph::GRAPH_ROWS_MAX`] rows; none for shorter ones.
-pub(super) fn window_shapes(step: &Step) -> Vec<WindowShape> {
-    if step.rows().len() <= super::graph::GRAPH_ROWS_MAX {
-        return Vec::new();
-    }
-    let shape = |w: &crate::Window| WindowShape {
-        first: w.first,
-        rows: w.rows,
-        start: w.start,
-        commit: w.commit,
-        tree: w.parents.is_some(),
-    };
-    step.windows().iter().map(shape).collect()
-}
-
 /// Where the tables of a step lie (kernels/cuda/step.cuh, `StepTables`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepAddresses {

@@ -40,7 +40,7 @@ use compile::Kernels;
 use driver::{Card, Driver, Pinned, Result};
 use graph::{Key, Lists};
 use lower::{Lowering, Tables};
-use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload, window_shapes};
+use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload};
 
 /// Host copies of uploads in flight: the host may prepare this many flushes ahead.
 const UPLOADS: usize = 4;
@@ -126,7 +126,7 @@ impl Cuda {
             return Ok(());
         }
         let commands = std::mem::take(&mut self.commands);
-        let key = Key { commands, shape: self.shape, windows: window_shapes(&self.step) };
+        let key = Key { commands, shape: self.shape };
         let result = self.send_upload().and_then(|()| self.run(key));
         self.upload.clear();
         result
@@ -146,7 +146,7 @@ impl Cuda {
         let (shape, base) = (self.shape, self.area.ptr());
         let step = self.upload.addresses(base);
         self.lists.run(key, |key| {
-            let mut lowering = Lowering::new(driver, tables, shape, &key.windows, step, base);
+            let mut lowering = Lowering::new(driver, tables, shape, step, base);
             lowering.lower(&key.commands)?;
             lowering.finish().into_iter().map(|launch| kernels.prepare(launch)).collect()
         })?;

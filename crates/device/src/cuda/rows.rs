@@ -1,14 +1,19 @@
 //! Stages that work row by row: norms, gates, joins, and the codes of activations.
 
-use super::launch::{Args, Kernel};
+use super::command::Command;
+use super::driver::Result;
+use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
 use super::memory::{Codes, Span};
 use crate::{Buffer, Picks, VectorRef};
 
-/// Threads of a block.
+/// Threads of a block of elementwise kernels.
 const BLOCK: u32 = 256;
-/// `Codes` that ask for nothing.
-const NO_CODES: [u64; 4] = [0; 4];
+/// Threads of a normed row, and of a normed head.
+const NORM_BLOCK: u32 = 512;
+const HEAD_BLOCK: u32 = 128;
+/// Commands after a writer in which the reader of its codes is looked for.
+const LOOK_AHEAD: usize = 6;
 
 fn kernel(name: &'static str) -> Kernel {
     Kernel::new("rows.cu", name)
@@ -20,7 +25,7 @@ fn quads(values: usize) -> usize {
 }
 
 /// Rows from `row` on take the values of the span.
-pub(super) fn write(c: &mut Lowering<'_>, buffer: Buffer, row: usize, values: Span) {
+fn write(c: &mut Lowering<'_>, buffer: Buffer, row: usize, values: Span) {
     let (plane, from) = (c.output(buffer), c.span(values));
     let count = values.bytes as usize / 4;
     let args = Args::new().ptr(plane.ptr + 4 * (row * plane.width) as u64).ptr(from).size(count);
@@ -34,91 +39,159 @@ pub(super) fn quantize(c: &mut Lowering<'_>, x: Buffer, rows: usize, codes: Code
     c.launch(kernel("quantize_rows"), [quads(plane.width), rows, 1], BLOCK, args);
 }
 
-/// [`crate::Device::norm`].
-pub(super) fn norm(c: &mut Lowering<'_>, x: Buffer, rows: usize, weight: VectorRef, eps: u32, out: Buffer) {
-    let (from, (weight, width), to) = (c.plane(x), c.vector(weight), c.output(out));
-    let args = Args::new().ptr(from.ptr).ptr(0).ptr(weight).size(width);
-    let args = args.f32(f32::from_bits(eps)).ptr(to.ptr).words(&NO_CODES);
-    c.launch(kernel("norm_rows"), [rows, 1, 1], BLOCK, args);
-}
-
-/// [`crate::Device::add_norm`].
-pub(super) fn add_norm(
-    c: &mut Lowering<'_>,
-    x: Buffer,
-    delta: Buffer,
-    rows: usize,
-    weight: VectorRef,
-    eps: u32,
-    out: Buffer,
-) {
-    let (sum, (weight, width), to) = (c.output(x), c.vector(weight), c.output(out));
-    let args = Args::new().ptr(sum.ptr).ptr(c.plane(delta).ptr).ptr(weight).size(width);
-    let args = args.f32(f32::from_bits(eps)).ptr(to.ptr).words(&NO_CODES);
-    c.launch(kernel("norm_rows"), [rows, 1, 1], BLOCK, args);
-}
-
 /// [`crate::Device::join`].
-pub(super) fn join(c: &mut Lowering<'_>, a: Buffer, b: Buffer, rows: usize, out: Buffer) {
+fn join(c: &mut Lowering<'_>, a: Buffer, b: Buffer, rows: usize, out: Buffer) {
     let (a, b, out) = (c.plane(a), c.plane(b), c.output(out));
     let args = Args::new().ptr(a.ptr).size(a.width).ptr(b.ptr).size(b.width).ptr(out.ptr);
     c.launch(kernel("join_rows"), [quads(out.width), rows, 1], BLOCK, args);
 }
 
 /// [`crate::Device::gather`].
-pub(super) fn gather(c: &mut Lowering<'_>, x: Buffer, rows: usize, from: Span, out: Buffer) {
+fn gather(c: &mut Lowering<'_>, x: Buffer, rows: usize, from: Span, out: Buffer) {
     let (x, from, out) = (c.plane(x), c.span(from), c.output(out));
     let args = Args::new().ptr(x.ptr).size(x.width).ptr(from).ptr(0).ptr(out.ptr);
     c.launch(kernel("gather_rows"), [quads(x.width), rows, 1], BLOCK, args);
 }
 
 /// [`crate::Device::copy_rows`]; `words` holds the rows of `x`, then those of `out`.
-pub(super) fn copy_rows(c: &mut Lowering<'_>, x: Buffer, rows: usize, words: Span, out: Buffer) {
+fn copy_rows(c: &mut Lowering<'_>, x: Buffer, rows: usize, words: Span, out: Buffer) {
     let (x, from, out) = (c.plane(x), c.span(words), c.output(out));
     let args = Args::new().ptr(x.ptr).size(x.width).ptr(from).ptr(from + 4 * rows as u64).ptr(out.ptr);
     c.launch(kernel("gather_rows"), [quads(x.width), rows, 1], BLOCK, args);
 }
 
+/// Lowers the leading command, a stage of this file, with those after it that fit into its launch; says how many.
+pub(super) fn lower(c: &mut Lowering<'_>, commands: &[Command]) -> Result<usize> {
+    use Command as C;
+    let rest = &commands[1..];
+    match commands[0] {
+        C::Write { buffer, row, values } => write(c, buffer, row, values),
+        C::Join { a, b, rows, out } => join(c, a, b, rows, out),
+        C::Gather { x, rows, from, out } => gather(c, x, rows, from, out),
+        C::CopyRows { x, rows, words, out } => copy_rows(c, x, rows, words, out),
+        C::Norm { x, rows, weight, eps, out } => {
+            norm(c, Sum { x, delta: None, mix: [0; 5] }, rows, (weight, eps), out, rest)?;
+        }
+        C::AddNorm { x, delta, rows, weight, eps, out } => {
+            norm(c, Sum { x, delta: Some(delta), mix: [0; 5] }, rows, (weight, eps), out, rest)?;
+        }
+        C::GatedNorm { x, z, rows, weight, eps } => gated_norm(c, x, z, rows, (weight, eps), rest)?,
+        C::OutGate { x, qg, rows, head_dim } => {
+            let (width, gates) = (c.plane(x).width, c.plane(qg).ptr);
+            let args = Args::new().ptr(c.output(x).ptr).ptr(gates).size(width).size(head_dim);
+            elementwise(c, "out_gate_rows", args, rows, x, rest)?;
+        }
+        C::Swiglu { gate, up, rows, out } => {
+            let args = Args::new().ptr(c.plane(gate).ptr).ptr(c.plane(up).ptr);
+            let to = c.output(out);
+            elementwise(c, "swiglu_rows", args.ptr(to.ptr).size(to.width), rows, out, rest)?;
+        }
+        C::Combine { routed, picks, shared, gate, rows, out } => {
+            let mix = mix(c, routed, picks, shared, gate);
+            if let Some(&C::AddNorm { x, delta, rows: same, weight, eps, out: normed }) = rest.first()
+                && (delta, same) == (out, rows)
+            {
+                let sum = Sum { x, delta: Some(delta), mix };
+                norm(c, sum, rows, (weight, eps), normed, &rest[1..])?;
+                return Ok(2);
+            }
+            let out = c.output(out);
+            let args = Args::new().words(&mix).ptr(out.ptr).size(out.width);
+            c.launch(kernel("combine_rows"), [quads(out.width), rows, 1], BLOCK, args);
+        }
+        _ => unreachable!("only stages of this file are lowered here"),
+    }
+    Ok(1)
+}
+
+/// The kernels' `Mix`.
+fn mix(c: &Lowering<'_>, routed: Buffer, picks: Picks, shared: Buffer, gate: Buffer) -> [u64; 5] {
+    let (_, weights, k) = c.picks(picks);
+    [c.plane(routed).ptr, weights, c.plane(shared).ptr, c.plane(gate).ptr, k as u64]
+}
+
+/// Codes that the writer of `out` makes for the next reader, or none. `width`: values that are quantized together
+/// hold whole groups.
+fn codes_for(
+    c: &mut Lowering<'_>,
+    out: Buffer,
+    rows: usize,
+    rest: &[Command],
+    width: usize,
+) -> Result<[u64; 4]> {
+    let group = rest.iter().take(LOOK_AHEAD).find_map(|command| c.group_wanted(command, out));
+    match group.filter(|&group| width.is_multiple_of(group)) {
+        Some(group) => Ok(c.codes_written(out, rows, group)?.words()),
+        None => Ok([0; 4]),
+    }
+}
+
+/// A launch over quads of rows whose last parameter is the codes of `out`.
+fn elementwise(
+    c: &mut Lowering<'_>,
+    name: &'static str,
+    args: Args,
+    rows: usize,
+    out: Buffer,
+    rest: &[Command],
+) -> Result {
+    let width = c.plane(out).width;
+    let codes = codes_for(c, out, rows, rest, width)?;
+    c.launch(kernel(name), [quads(width), rows, 1], BLOCK, args.words(&codes));
+    Ok(())
+}
+
+/// What is normed: `x`, after `delta` was added to it, which may be mixed in the same launch.
+struct Sum {
+    x: Buffer,
+    delta: Option<Buffer>,
+    mix: [u64; 5],
+}
+
+/// [`crate::Device::norm`] and [`crate::Device::add_norm`].
+fn norm(
+    c: &mut Lowering<'_>,
+    sum: Sum,
+    rows: usize,
+    (weight, eps): (VectorRef, u32),
+    out: Buffer,
+    rest: &[Command],
+) -> Result {
+    let (weight, width) = c.vector(weight);
+    let delta = match sum.delta {
+        Some(delta) if sum.mix[0] != 0 => c.output(delta).ptr,
+        Some(delta) => c.plane(delta).ptr,
+        None => 0,
+    };
+    if sum.delta.is_some() {
+        c.written(sum.x);
+    }
+    let (x, to) = (c.plane(sum.x), c.output(out));
+    let codes = codes_for(c, out, rows, rest, width)?;
+    let args = Args::new().ptr(x.ptr).ptr(delta).words(&sum.mix).ptr(weight).size(width);
+    c.push(Launch {
+        kernel: kernel("norm_rows"),
+        grid: [rows as u32, 1, 1],
+        block: NORM_BLOCK,
+        shared: 4 * width.next_multiple_of(4) as u32,
+        args: args.f32(f32::from_bits(eps)).ptr(to.ptr).words(&codes),
+    });
+    Ok(())
+}
+
 /// [`crate::Device::gated_norm`].
-pub(super) fn gated_norm(
+fn gated_norm(
     c: &mut Lowering<'_>,
     x: Buffer,
     z: Buffer,
     rows: usize,
-    weight: VectorRef,
-    eps: u32,
-) {
-    let (z, (weight, head), x) = (c.plane(z), c.vector(weight), c.output(x));
-    let args = Args::new().ptr(x.ptr).ptr(z.ptr).ptr(weight).size(head).f32(f32::from_bits(eps));
-    c.launch(kernel("gated_norm_heads"), [rows * x.width / head, 1, 1], BLOCK, args);
-}
-
-/// [`crate::Device::out_gate`].
-pub(super) fn out_gate(c: &mut Lowering<'_>, x: Buffer, qg: Buffer, rows: usize, head_dim: usize) {
-    let (qg, x) = (c.plane(qg), c.output(x));
-    let args = Args::new().ptr(x.ptr).ptr(qg.ptr).size(x.width).size(head_dim).words(&NO_CODES);
-    c.launch(kernel("out_gate_rows"), [quads(x.width), rows, 1], BLOCK, args);
-}
-
-/// [`crate::Device::swiglu`].
-pub(super) fn swiglu(c: &mut Lowering<'_>, gate: Buffer, up: Buffer, rows: usize, out: Buffer) {
-    let (gate, up, out) = (c.plane(gate), c.plane(up), c.output(out));
-    let args = Args::new().ptr(gate.ptr).ptr(up.ptr).ptr(out.ptr).size(out.width).words(&NO_CODES);
-    c.launch(kernel("swiglu_rows"), [quads(out.width), rows, 1], BLOCK, args);
-}
-
-/// [`crate::Device::combine`].
-pub(super) fn combine(
-    c: &mut Lowering<'_>,
-    routed: Buffer,
-    picks: Picks,
-    shared: Buffer,
-    gate: Buffer,
-    rows: usize,
-    out: Buffer,
-) {
-    let (_, weights, k) = c.picks(picks);
-    let (routed, shared, gate, out) = (c.plane(routed), c.plane(shared), c.plane(gate), c.output(out));
-    let args = Args::new().ptr(routed.ptr).ptr(weights).size(k).ptr(shared.ptr).ptr(gate.ptr);
-    c.launch(kernel("combine_rows"), [quads(out.width), rows, 1], BLOCK, args.ptr(out.ptr).size(out.width));
+    (weight, eps): (VectorRef, u32),
+    rest: &[Command],
+) -> Result {
+    let (z, (weight, head), to) = (c.plane(z), c.vector(weight), c.output(x));
+    let codes = codes_for(c, x, rows, rest, head)?;
+    let args = Args::new().ptr(to.ptr).ptr(z.ptr).ptr(weight).size(head).f32(f32::from_bits(eps));
+    let grid = [to.width / head, rows, 1];
+    c.launch(kernel("gated_norm_heads"), grid, HEAD_BLOCK, args.words(&codes));
+    Ok(())
 }
