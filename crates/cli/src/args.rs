@@ -125,7 +125,8 @@ pub(crate) enum Command {
 pub(crate) struct ModelArgs {
     /// Folder, or synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
     pub(crate) model: String,
-    /// cpu, auto, or reference (float64, slow, the judge of errors)
+    /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference (float64,
+    /// slow, the judge of errors)
     #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
     pub(crate) device: String,
     /// Form of the K/V cache

@@ -52,10 +52,20 @@ impl Entry {
     }
 }
 
+/// An absolute path of the environment.
+fn env_folder(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// The folder of what can be made again; `None` where the user has none.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    let folder = env_folder("XDG_CACHE_HOME").or_else(|| Some(env_folder("HOME")?.join(".cache")))?;
+    Some(folder.join("clary"))
+}
+
 /// The file in the user's configuration folder; `None` where the user has none.
 pub(crate) fn usual_path() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let folder = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")))?;
+    let folder = env_folder("XDG_CONFIG_HOME").or_else(|| Some(env_folder("HOME")?.join(".config")))?;
     Some(folder.join("clary/config.toml"))
 }
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use device::cpu::{CpuSettings, Isa};
-use device::{Device, KvForm, WINDOW_ROWS_MAX};
+use device::{Device, KvForm, OpenSettings, WINDOW_ROWS_MAX};
 use model::qwen3_5::{MemoryPlan, Qwen, Settings, open};
 
 use crate::args::{Ctx, Draft, Kv, ModelArgs};
+use crate::config;
 use crate::error::Result;
 use crate::memory::{self, Wish};
 use crate::output::Output;
@@ -19,6 +20,11 @@ use crate::weights::Weights;
 
 /// Rows of a prefill step.
 pub(crate) const ROWS_MAX: usize = 512;
+
+/// How many times the rows of a processor's step a card's step has.
+const CARD_ROWS: usize = 4;
+/// Memory beside the weights that a card must have before `auto` takes it, bytes.
+const ROOM: u64 = 1 << 30;
 
 /// Saved states of a chat: those that its next turn, a repetition or a step back starts from. The engine
 /// leaves a quarter of them at one prompt: its end, the system message's and the last message's.
@@ -83,7 +89,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         context: 1,
         pages: sizes.slots,
         kv: form(args.kv),
-        rows_max: sizes.rows_max,
+        rows_max: step_rows(&args.device, sizes.rows_max),
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
         image_tokens: sizes.image_tokens,
@@ -92,7 +98,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         config: &weights.config,
         mtp: sizes.mtp && weights.parts.mtp,
         weights: weights.bytes,
-        limit: memory::limit(args.memory_limit),
+        limit: memory::limit(args.memory_limit, &args.device),
         spare_pages: sizes.snapshots,
     };
     wish.settle(&settings, sizes.ctx)
@@ -108,7 +114,27 @@ pub(crate) fn form(kv: Kv) -> KvForm {
 
 /// The device of that name.
 pub(crate) fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>> {
-    Ok(device::open(name, CpuSettings { threads: self::threads(threads), isa: Isa::detect() })?)
+    let cpu = CpuSettings { threads: self::threads(threads), isa: Isa::detect() };
+    Ok(device::open(name, opening(cpu))?)
+}
+
+/// What devices are opened with. Kernels are compiled once a machine, not once a run.
+pub(crate) fn opening(cpu: CpuSettings) -> OpenSettings {
+    OpenSettings { kernel_cache: config::cache_folder().map(|folder| folder.join("kernels")), ..cpu.into() }
+}
+
+/// The name of the device that `--device` means for these weights: what `auto` stands for, or what was typed.
+pub(crate) fn named(typed: &str, weights: &Weights) -> String {
+    match typed {
+        "auto" => device::best(weights.bytes / 4 * 5 + ROOM),
+        _ => typed.to_owned(),
+    }
+}
+
+/// Most rows of a step where the processor would take `rows`: a card is filled by more of them, and answers sooner
+/// all the same.
+pub(crate) fn step_rows(device: &str, rows: usize) -> usize {
+    if device::card(device).is_some() { CARD_ROWS * rows } else { rows }
 }
 
 /// Threads as typed, else one for each physical core that this process may use.
@@ -136,6 +162,7 @@ pub(crate) fn load(
     sizes: Sizes,
     output: &Output,
 ) -> Result<Loaded> {
+    let args = &ModelArgs { device: named(&args.device, weights), ..args.clone() };
     let settings = settle(weights, args, sizes)?;
     for warning in &weights.warnings {
         output.note(&format!("note: {warning}"))?;

@@ -31,8 +31,13 @@ pub(crate) fn peak() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes a run may use; `None` is no limit, where the system does not say what is free.
-pub(crate) fn limit(wish: MemoryLimit) -> Option<u64> {
+/// Bytes a run on this device may use, of the machine's memory or the card's; `None` is no limit, where nobody says
+/// what is free. A card that cannot be asked will say why when it is opened.
+pub(crate) fn limit(wish: MemoryLimit, device: &str) -> Option<u64> {
+    let free = || match device::card(device) {
+        Some(ordinal) => device::cuda::card_memory(ordinal).ok().map(|(free, _)| free),
+        None => free(),
+    };
     match wish {
         MemoryLimit::Bytes(bytes) => Some(bytes),
         MemoryLimit::Percent(percent) => free().map(|free| (free as f64 * percent / 100.0) as u64),

@@ -20,7 +20,7 @@ pub use handles::{
     AttentionShape, Buffer, DeltaShape, DeltaState, ExpertsRef, KvForm, KvPool, KvShape, MatrixRef, Memory,
     Picks, Rotary, StatePool, VectorRef,
 };
-pub use open::{OpenSettings, open};
+pub use open::{OpenSettings, best, card, open};
 pub use stages::{Activation, Adjust, Device, Draw, Drawn};
 pub use step::{Row, Step, StepError, Window};
 

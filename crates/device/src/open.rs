@@ -26,21 +26,31 @@ impl From<CpuSettings> for OpenSettings {
     }
 }
 
+/// What `auto` stands for: the first card with at least `memory` bytes free, else the processor. Asking for no
+/// memory is asking for the processor.
+pub fn best(memory: u64) -> String {
+    cuda::card_with_room(memory).map_or_else(|| "cpu".into(), |ordinal| format!("cuda:{ordinal}"))
+}
+
+/// The card that a device name means; `None` for devices that are no cards.
+pub fn card(name: &str) -> Option<usize> {
+    name.strip_prefix("cuda:")?.parse().ok()
+}
+
 /// Opens the device `name`: `cpu`, `reference`, `cuda:N` for the card N of this machine, or `auto` for the best
 /// one here: the first card with room for [`OpenSettings::memory`], else the processor.
 pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Device>, DeviceError> {
     let settings = settings.into();
-    let card = |ordinal| CudaSettings { ordinal, kernel_cache: settings.kernel_cache.clone(), graphs: true };
     match name {
         "cpu" => Ok(Box::new(Cpu::new(settings.cpu))),
         "reference" => Ok(Box::new(Reference::new(settings.cpu.threads))),
-        "auto" => Ok(match cuda::card_with_room(settings.memory) {
-            Some(ordinal) => Box::new(Cuda::open(card(ordinal))?),
-            None => Box::new(Cpu::new(settings.cpu)),
-        }),
-        _ => match name.strip_prefix("cuda:").map(str::parse) {
-            Some(Ok(ordinal)) => Ok(Box::new(Cuda::open(card(ordinal))?)),
-            _ => Err(DeviceError::Unavailable {
+        "auto" => open(&best(settings.memory), settings),
+        _ => match card(name) {
+            Some(ordinal) => {
+                let kernel_cache = settings.kernel_cache;
+                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, graphs: true })?))
+            }
+            None => Err(DeviceError::Unavailable {
                 name: name.into(),
                 reason: "devices: auto, cpu, reference, cuda:0 (cuda:1 for the second card)".into(),
             }),

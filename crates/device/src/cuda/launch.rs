@@ -77,6 +77,11 @@ impl Args {
         self.u32(u32::try_from(value).expect("a size below 2^32"))
     }
 
+    /// A `ulong` parameter.
+    pub(super) fn u64(self, value: u64) -> Self {
+        self.word(value)
+    }
+
     /// A `float` parameter.
     pub(super) fn f32(self, value: f32) -> Self {
         self.word(value.to_bits() as u64)

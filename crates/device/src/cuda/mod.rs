@@ -23,6 +23,7 @@ mod linear;
 mod lower;
 mod memory;
 mod packing;
+pub mod probe;
 mod rope;
 mod route;
 mod rows;
@@ -76,6 +77,11 @@ pub struct Cuda {
     kept: Vec<Vec<usize>>,
     /// Pages of each K/V pool.
     pages: Vec<usize>,
+}
+
+/// Free and total bytes of a card's memory.
+pub fn card_memory(ordinal: usize) -> Result<(u64, u64)> {
+    Card::open(ordinal)?.memory()
 }
 
 /// The first card with at least `bytes` of free memory; `None` also where kernels cannot be compiled. Asking for

@@ -10,6 +10,7 @@ macro_rules! texts {
 pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
     "draw.cu" => "cuda/draw.cu",
+    "probe.cu" => "cuda/probe.cu",
     "linear.cu" => "cuda/linear.cu",
     "experts.cu" => "cuda/experts.cu",
     "linear_prompt.cu" => "cuda/linear_prompt.cu",
@@ -18,10 +19,12 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "embed.cu" => "cuda/embed.cu",
     "conv.cu" => "cuda/conv.cu",
     "delta_rule.cu" => "cuda/delta_rule.cu",
+    "delta_scan.cu" => "cuda/delta_scan.cu",
     "state.cu" => "cuda/state.cu",
     "rope.cu" => "cuda/rope.cu",
     "kv.cu" => "cuda/kv.cu",
     "attention.cu" => "cuda/attention.cu",
+    "attention_prompt.cu" => "cuda/attention_prompt.cu",
     "route.cu" => "cuda/route.cu",
 };
 
@@ -31,8 +34,10 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "step.cuh" => "cuda/step.cuh",
     "quantize.cuh" => "cuda/quantize.cuh",
     "linear.cuh" => "cuda/linear.cuh",
+    "linear_few.cuh" => "cuda/linear_few.cuh",
     "linear_decode.cuh" => "cuda/linear_decode.cuh",
     "linear_prompt.cuh" => "cuda/linear_prompt.cuh",
+    "delta_rule.cuh" => "cuda/delta_rule.cuh",
     "states.cuh" => "cuda/states.cuh",
     "kv.cuh" => "cuda/kv.cuh",
     "attention.cuh" => "cuda/attention.cuh",
@@ -46,20 +51,27 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
 pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
     ("draw.cu", &[]),
+    ("probe.cu", &[]),
     // Kinds (linear.cuh): 16452 is 4-bit affine bf16 in groups of 64; 32788 4-bit symmetric f16, 128.
-    ("linear.cu", &[("ROWS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
-    ("linear.cu", &[("ROWS", "8"), ("KINDS", "2"), ("KIND0", "16452"), ("KIND1", "16456")]),
-    ("linear.cu", &[("ROWS", "32"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "32788")]),
+    ("linear.cu", &[("ROWS", "1"), ("THREADS", "256"), ("KINDS", "1"), ("KIND0", "16452")]),
+    (
+        "linear.cu",
+        &[("ROWS", "8"), ("THREADS", "512"), ("KINDS", "2"), ("KIND0", "16452"), ("KIND1", "16456")],
+    ),
+    ("linear.cu", &[("ROWS", "32"), ("THREADS", "256"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "32788")]),
     (
         "linear.cu",
         &[("ROWS", "16"), ("KINDS", "3"), ("KIND0", "8294"), ("KIND1", "16453"), ("KIND2", "16450")],
     ),
-    ("linear_prompt.cu", &[("BLOCKS", "2"), ("KINDS", "1"), ("KIND0", "16452")]),
-    ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")]),
-    ("linear_prompt.cu", &[("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")]),
+    ("linear_prompt.cu", &[("TILE_ROWS", "128"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("linear_prompt.cu", &[("TILE_ROWS", "64"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")]),
+    ("linear_prompt.cu", &[("TILE_ROWS", "64"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")]),
     ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),
-    ("experts.cu", &[("ROWS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
-    ("experts.cu", &[("ROWS", "8"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "16451")]),
-    ("experts_prompt.cu", &[("INNER_GROUP", "64"), ("BLOCKS", "2"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("experts.cu", &[("ROWS", "1"), ("THREADS", "256"), ("KINDS", "1"), ("KIND0", "16452")]),
+    ("experts.cu", &[("ROWS", "8"), ("THREADS", "256"), ("KINDS", "2"), ("KIND0", "0"), ("KIND1", "16451")]),
+    (
+        "experts_prompt.cu",
+        &[("INNER_GROUP", "64"), ("TILE_ROWS", "128"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16452")],
+    ),
     ("embed.cu", &[("KINDS", "1"), ("KIND0", "16452")]),
 ];

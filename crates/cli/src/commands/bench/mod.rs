@@ -88,7 +88,9 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
         }
     }
     measured.peak = memory::peak();
-    measured.machines = threads.iter().map(|&threads| Machine::measure(threads)).collect();
+    let device = load::named(&args.model.device, &weights);
+    measured.machines =
+        threads.iter().map(|&threads| Machine::measure(&device, threads)).collect::<Result<_>>()?;
     report::print(&measured, args, output)?;
     equal(&measured.cases)
 }

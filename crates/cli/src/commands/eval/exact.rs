@@ -42,7 +42,8 @@ impl Subject for Machine<'_> {
     fn open(&self, sizes: ContractSizes) -> std::result::Result<Box<dyn Model>, contracts::Error> {
         let failed =
             |source: OpenError| contracts::Error::Open { subject: self.name(), source: Box::new(source) };
-        let device = device::open(&self.device, self.cpu).map_err(|error| failed(error.into()))?;
+        let device =
+            device::open(&self.device, load::opening(self.cpu)).map_err(|error| failed(error.into()))?;
         let model = open(self.weights.source(), device, sizes.settings(self.kv), &mut |_, _| {});
         Ok(Box::new(model.map_err(failed)?))
     }
@@ -57,10 +58,10 @@ pub(crate) fn exact(args: &ExactArgs, output: &Output) -> Result {
     }
     Interrupt::install()?;
     let weights = Weights::open(&args.model.model)?;
-    let device = if args.model.device == "auto" { "cpu" } else { &args.model.device };
+    let device = load::named(&args.model.device, &weights);
     let kv = load::form(args.model.kv);
     let cpu = CpuSettings { threads: load::threads(args.threads.threads), isa: Isa::detect() };
-    let subject = Machine { weights: &weights, device: device.to_owned(), kv, cpu };
+    let subject = Machine { weights: &weights, device, kv, cpu };
     let others = others(&subject, args.full);
     let mut plan = Exact {
         subject: &subject,

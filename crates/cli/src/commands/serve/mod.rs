@@ -72,6 +72,9 @@ struct Ready {
 impl Ready {
     fn new(args: &ServeArgs) -> Result<Self> {
         let weights = Weights::open(&args.model.model)?;
+        let mut args = args.clone();
+        args.model.device = load::named(&args.model.device, &weights);
+        let args = &args;
         let text = TextSide::open(&weights.dir)?;
         let sizes = sizes::settle(&weights, args)?;
         let device = load::device(&args.model.device, args.threads.threads)?;

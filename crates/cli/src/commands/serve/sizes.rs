@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
 
 /// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
 pub(crate) fn settle(weights: &Weights, args: &ServeArgs) -> Result<Sizes> {
-    let ask = Ask { weights, args, limit: memory::limit(args.model.memory_limit) };
+    let ask = Ask { weights, args, limit: memory::limit(args.model.memory_limit, &args.model.device) };
     match args.work.cache_ram {
         CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
             Some(hint) if failure.exit == Exit::Memory && bytes > 0 && ask.with_cache(0).is_ok() => {
@@ -71,7 +71,7 @@ impl Ask<'_> {
             context: 1,
             pages: slots,
             kv: load::form(self.args.model.kv),
-            rows_max: ROWS_MAX,
+            rows_max: load::step_rows(&self.args.model.device, ROWS_MAX),
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
             image_tokens: 0,
