@@ -13,9 +13,9 @@ typedef unsigned long long ulong;
 #define BITS(x) __float_as_uint(x)
 #define FLOAT(x) __uint_as_float(x)
 
-#include "../shared/math.h"
-#include "../shared/philox.h"
-#include "../shared/quantize.h"
+#include "shared/math.h"
+#include "shared/philox.h"
+#include "shared/quantize.h"
 
 // Bits of the half nearest to x; exact for codes.
 SHARED ushort half_bits(float x) {

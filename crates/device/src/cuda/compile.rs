@@ -55,6 +55,7 @@ pub(super) fn nvrtc_version() -> std::result::Result<(i32, i32), String> {
 }
 
 /// Machine code and what the assembler said about it.
+#[derive(Default)]
 pub(super) struct Compiled {
     pub(super) image: Vec<u8>,
     pub(super) log: String,
@@ -138,10 +139,14 @@ unsafe fn log(program: sys::nvrtcProgram) -> String {
     }
 }
 
+/// From a kernel file, its constants and an architecture to machine code.
+pub(super) type Compiler = fn(&str, &[(&str, String)], &str) -> Result<Compiled>;
+
 /// Functions of one card, compiled and loaded at first use.
 pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
     cache: Option<PathBuf>,
+    compiler: Compiler,
     modules: HashMap<(&'static str, Vec<(&'static str, String)>), usize>,
     functions: HashMap<Kernel, Function>,
 }
@@ -149,7 +154,12 @@ pub(super) struct Kernels {
 impl Kernels {
     /// `cache`: a folder for compiled images, made at first use.
     pub(super) fn new(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Self {
-        Self { driver, cache, modules: HashMap::new(), functions: HashMap::new() }
+        Self::with(driver, cache, compile)
+    }
+
+    /// With another compiler.
+    pub(super) fn with(driver: Arc<dyn Driver>, cache: Option<PathBuf>, compiler: Compiler) -> Self {
+        Self { driver, cache, compiler, modules: HashMap::new(), functions: HashMap::new() }
     }
 
     /// The function of a kernel.
@@ -181,13 +191,13 @@ impl Kernels {
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch();
         let Some(folder) = &self.cache else {
-            return Ok(compile(file, defines, &arch)?.image);
+            return Ok((self.compiler)(file, defines, &arch)?.image);
         };
         let path = folder.join(format!("{}.cubin", key(file, defines, &arch)?));
         if let Ok(image) = fs::read(&path) {
             return Ok(image);
         }
-        let image = compile(file, defines, &arch)?.image;
+        let image = (self.compiler)(file, defines, &arch)?.image;
         // The cache only saves time: a folder that cannot be written costs nothing else.
         let _ = keep(&path, &image);
         Ok(image)

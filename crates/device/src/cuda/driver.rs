@@ -71,6 +71,12 @@ pub(super) struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
+    /// Plain memory for a stand-in; never freed, like that of a driver.
+    #[cfg(test)]
+    pub(super) fn leaked(bytes: usize) -> Self {
+        Self { at: Box::leak(vec![0u8; bytes].into_boxed_slice()).as_mut_ptr(), bytes }
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: `bytes` bytes from `at` on were allocated, zeroed, and live as long as the value.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }

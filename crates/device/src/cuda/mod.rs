@@ -29,6 +29,8 @@ mod route;
 mod rows;
 mod sources;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use check::{ARCHS, KernelReport, compile_all};
 
@@ -100,16 +102,17 @@ impl Cuda {
     pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
         let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
         compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
-        Self::on(driver, settings)
+        let kernels = Kernels::new(driver.clone(), settings.kernel_cache.clone());
+        Self::on(driver, kernels, settings)
     }
 
     /// A device over an open driver.
-    fn on(driver: Arc<dyn Driver>, settings: CudaSettings) -> Result<Self> {
+    fn on(driver: Arc<dyn Driver>, kernels: Kernels, settings: CudaSettings) -> Result<Self> {
         let step = Step::new(Vec::new(), Vec::new()).expect("an empty step");
         let upload = Upload::of(&step)?;
         Ok(Self {
             ordinal: settings.ordinal,
-            kernels: Kernels::new(driver.clone(), settings.kernel_cache),
+            kernels,
             tables: Tables::default(),
             lists: Lists::new(driver.clone(), settings.graphs),
             commands: Vec::new(),
