@@ -46,35 +46,28 @@ SHARED uint quad_max(uint x) {
     return max(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
+// Query digits of a step (rope.cu): signed bytes [rows, heads, GROUPS, high and low, 64], units [rows, heads, GROUPS].
+struct Queries {
+    const schar* digits;
+    const float* units;
+};
+
 // Eight query vectors as left operands: dims 16 c + 8 j + 0..7 of group g.
 struct Query {
     uint a[GROUPS][2][4];
     float unit[GROUPS];
 };
 
-// Q_11 of vector n at `q` (null: a vector that is not there), groups of 64.
-SHARED void load_query(Query& query, const float* q, uint head_dim) {
+// Vector `at` of the step (row * heads + head) as vector n of the lane.
+SHARED void load_query(Query& query, const Queries& from, ulong at) {
     uint c = threadIdx.x % 4;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        float x[16];
-        uint magnitude = 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            uint dim = 64 * g + 16 * c + i;
-            x[i] = q && dim < head_dim ? q[dim] : 0.0f;
-            magnitude = max(magnitude, BITS(x[i]) & 0x7fffffffu);
-        }
-        magnitude = quad_max(magnitude);
-        float factor = quantize_factor(11, magnitude);
-        query.unit[g] = quantize_unit(11, magnitude);
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-            int code[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) code[i] = factor == 0.0f ? 0 : __float2int_rn(x[4 * part + i] * factor);
-            pack_digits(code, query.a[g][part / 2][part % 2 * 2], query.a[g][part / 2][part % 2 * 2 + 1]);
-        }
+        const uint4* digits = (const uint4*)(from.digits + (at * GROUPS + g) * 128 + c * 16);
+        uint4 high = digits[0], low = digits[4];
+        query.a[g][0][0] = high.x, query.a[g][0][1] = low.x, query.a[g][0][2] = high.y, query.a[g][0][3] = low.y;
+        query.a[g][1][0] = high.z, query.a[g][1][1] = low.z, query.a[g][1][2] = high.w, query.a[g][1][3] = low.w;
+        query.unit[g] = from.units[at * GROUPS + g];
     }
 }
 
@@ -201,4 +194,52 @@ SHARED Factors admit(Fold& fold, float max, float sum) {
 
 SHARED float folded(const Factors& factors, float held, float part) {
     return factors.first ? part : FMA(part, factors.of_part, held * factors.of_held);
+}
+
+struct AttentionShape {
+    uint heads;     // query heads
+    uint spans;     // spans there is room for, per row and head
+    uint rows_max;  // rows of the longest window that attention_spans takes
+    float scale;    // the f32 nearest to log2(e)/sqrt(head_dim)
+};
+
+// Longer chains are attention_prompt's.
+#define SMALL_ROWS 16
+
+SHARED bool is_small(const StepWindow& window) { return window.rows <= SMALL_ROWS || window.tree; }
+
+// Which vectors a block of threads has: 8 query heads of one K/V head.
+struct Vectors {
+    uint kv_head;
+    uint head;   // the first one
+    uint count;  // of 8
+};
+
+// `at` counts tiles of 8 heads of each K/V head.
+SHARED Vectors vectors_of(const AttentionShape& shape, const KvPool& pool, uint at) {
+    uint group = shape.heads / pool.kv_heads, tiles = (group + 7) / 8;
+    uint kv_head = at / tiles, first = at % tiles * 8;
+    return Vectors{kv_head, kv_head * group + first, min(8u, group - first)};
+}
+
+SHARED uint tiles_of(const AttentionShape& shape, const KvPool& pool) {
+    return (shape.heads / pool.kv_heads + 7) / 8 * pool.kv_heads;
+}
+
+// Keys of a block that a row at `index` sees.
+SHARED uint keys_seen(uint index, uint block) {
+    return index < block * KEYS ? 0 : min((uint)KEYS, index + 1 - block * KEYS);
+}
+
+SHARED void copy_async_16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+
+SHARED void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most LATER groups of copies are unfinished.
+template <int LATER>
+SHARED void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }

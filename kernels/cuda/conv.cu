@@ -6,7 +6,7 @@
 #define CONV_TAPS 4
 #endif
 
-// The output of `row` of a window: inputs under the taps from its ancestors, then from the state.
+// The output of `row` of a tree: inputs under the taps from its ancestors, then from the state.
 template <int TAPS>
 SHARED float conv_output(const StepTables& step, const StepWindow& window, uint row, const float* x, uint c,
                          uint channel, const float* taps, const float* state) {
@@ -17,7 +17,7 @@ SHARED float conv_output(const StepTables& step, const StepWindow& window, uint 
     for (int back = 0; back < TAPS; back++) {
         if (at >= 0) {
             input[TAPS - 1 - back] = x[(ulong)(window.first + at) * c + channel];
-            at = window.tree ? step.rows[window.first + at].parent : at - 1;
+            at = step.rows[window.first + at].parent;
         } else {
             missing++;
             input[TAPS - 1 - back] = state[(ulong)(TAPS - 1 - missing) * c + channel];
@@ -43,6 +43,30 @@ SHARED void conv_shift(const StepWindow& window, const float* x, uint c, uint ch
     for (int i = 0; i < TAPS - 1; i++) state[(ulong)i * c + channel] = next[i];
 }
 
+// Rows first .. end - 1 of a chain: the inputs slide through registers.
+template <int TAPS>
+SHARED void conv_chain(const StepWindow& window, const float* x, uint c, uint channel, const float (&tap)[TAPS],
+                       const float* state, float* out, uint first, uint end) {
+    const float* from = x + (ulong)window.first * c + channel;
+    float input[TAPS];
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++) {
+        int row = (int)first - (TAPS - 1) + i;
+        input[i] = row >= 0 ? from[(ulong)row * c] : state[(ulong)(TAPS - 1 + row) * c + channel];
+    }
+    out += (ulong)window.first * c + channel;
+#pragma unroll 4
+    for (uint row = first; row < end; row++) {
+        input[TAPS - 1] = __ldg(from + (ulong)row * c);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) sum = FMA(tap[i], input[i], sum);
+        out[(ulong)row * c] = silu_exact(sum);
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++) input[i] = input[i + 1];
+    }
+}
+
 template <int TAPS>
 SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float* x, const float* taps, float* out,
                       uint first, uint count, bool advance) {
@@ -54,12 +78,16 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
 #pragma unroll
     for (int i = 0; i < TAPS; i++) tap[i] = taps[(ulong)channel * TAPS + i];
     wait_for_launches_before();
-    for (uint row = first; row < min(first + count, window.rows); row++) {
-        out[(ulong)(window.first + row) * c + channel] =
-            conv_output<TAPS>(step, window, row, x, c, channel, tap, state);
-        if (!window.commit)
-            kept_row(pool, window.place, row).conv[channel] = x[(ulong)(window.first + row) * c + channel];
+    uint end = min(first + count, window.rows);
+    if (window.tree) {
+        for (uint row = first; row < end; row++)
+            out[(ulong)(window.first + row) * c + channel] =
+                conv_output<TAPS>(step, window, row, x, c, channel, tap, state);
+    } else if (first < end) {
+        conv_chain<TAPS>(window, x, c, channel, tap, state, out, first, end);
     }
+    for (uint row = first; !window.commit && row < end; row++)
+        kept_row(pool, window.place, row).conv[channel] = x[(ulong)(window.first + row) * c + channel];
     if (advance && window.commit) conv_shift<TAPS>(window, x, c, channel, state);
 }
 
@@ -70,10 +98,10 @@ conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, 
     conv_rows<CONV_TAPS>(step, pool, x, taps, out, 0, 0x7fffffffu, true);
 }
 
-// Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows.
+// Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows. The next launch starts
+// when this one ends: its waiting blocks would take from this one's.
 extern "C" __global__ void __launch_bounds__(256)
 conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
-    start_next_launch();
     conv_rows<CONV_TAPS>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false);
 }
 

@@ -126,3 +126,29 @@ SHARED void store_value(const float (&x)[HEAD_VALUES], const KvPool& pool, const
         }
     }
 }
+
+// Digits of a code in [-2^15, 2^15), as bytes: code = 256 high + low.
+SHARED void split_code(int code, schar& high, schar& low) {
+    low = (schar)code;
+    high = (schar)((code - low) >> 8);
+}
+
+// Q_11 of a query head in groups of 64, as digits [groups, high and low, 64] and units [groups]; all lanes of a warp.
+SHARED void store_query(const float (&x)[HEAD_VALUES], schar* digits, float* units, uint groups) {
+    uint lane = threadIdx.x % 32;
+#pragma unroll
+    for (int g = 0; g < HEAD_VALUES / 2; g++) {
+        if (g >= groups) break;
+        uint magnitude = warp_max(max(BITS(x[2 * g]) & 0x7fffffffu, BITS(x[2 * g + 1]) & 0x7fffffffu));
+        float factor = quantize_factor(11, magnitude);
+        if (lane == 0) units[g] = quantize_unit(11, magnitude);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int code = factor == 0.0f ? 0 : __float2int_rn(x[2 * g + i] * factor);
+            schar high, low;
+            split_code(code, high, low);
+            digits[g * 128 + lane + 32 * i] = high;
+            digits[g * 128 + 64 + lane + 32 * i] = low;
+        }
+    }
+}

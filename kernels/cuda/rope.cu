@@ -65,11 +65,35 @@ SHARED void store_head(const float (&x)[HEAD_VALUES], float* to, uint head_dim) 
     }
 }
 
+// Query digits of a step, for attention: [rows, heads, groups of 64, high and low, 64] and units [rows, heads, groups].
+struct Digits {
+    schar* digits;
+    float* units;
+};
+
+SHARED void store_digits(const float (&x)[HEAD_VALUES], const Digits& to, ulong at, uint head_dim) {
+    uint groups = (head_dim + 63) / 64;
+    store_query(x, to.digits + at * groups * 128, to.units + at * groups, groups);
+}
+
+// Query digits of heads that are there already. Grid [rows, blocks of 4 heads], 128 threads.
+extern "C" __global__ void __launch_bounds__(128)
+query_digits(const float* q, uint heads, uint head_dim, Digits digits) {
+    start_next_launch();
+    wait_for_launches_before();
+    uint head = blockIdx.y * 4 + threadIdx.x / 32;
+    if (head >= heads) return;
+    ulong at = (ulong)blockIdx.x * heads + head;
+    float x[HEAD_VALUES];
+    load_head(x, q + at * head_dim, head_dim);
+    store_digits(x, digits, at, head_dim);
+}
+
 // Grid [rows, blocks of 4 heads], 128 threads: query heads, then key heads. With `v` the keys and values also go to
 // the pages of `pool` (kv_append in the same launch); v heads come last then.
 extern "C" __global__ void __launch_bounds__(128)
 qk_norm_rope(StepTables step, HeadShape shape, Rotary rotary, const float* qg, float* k, const float* q_weight,
-             const float* k_weight, float* q, const float* v, KvPool pool) {
+             const float* k_weight, float* q, Digits digits, const float* v, KvPool pool) {
     __shared__ float rooms[4][32 * HEAD_VALUES];
     start_next_launch();
     wait_for_launches_before();
@@ -83,6 +107,7 @@ qk_norm_rope(StepTables step, HeadShape shape, Rotary rotary, const float* qg, f
         load_head(x, qg + at * 2 * dim, dim);
         norm_and_turn(x, q_weight, shape, rotary, row, rooms[threadIdx.x / 32]);
         store_head(x, q + at * dim, dim);
+        store_digits(x, digits, at, dim);
         return;
     }
     uint kv_head = (head - shape.heads) % shape.kv_heads;

@@ -1,9 +1,12 @@
-//! The stage `attention` on CUDA (`kernels/cuda/attention.cu`).
+//! The stage `attention` on CUDA (`kernels/cuda/{attention,attention_prompt}.cu`).
+
+use std::sync::Arc;
 
 use super::driver::Result;
 use super::kv::KvPages;
 use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
+use super::rope;
 use crate::{AttentionShape, Buffer, DeviceError, KvPool, PAGE_TOKENS, WINDOW_ROWS_MAX};
 
 const BLOCK: u32 = 256;
@@ -12,24 +15,29 @@ const SMALL_ROWS: usize = 16;
 /// Heads that a warp takes together, and rows of a block of the prompt kernel.
 const VECTORS: usize = 8;
 const PROMPT_ROWS: usize = 8;
-/// `FOLD_SPANS` of the kernels is of no concern here; spans and heads have no bound but memory.
+/// Rows of a chain that share what is loaded of K and V.
+const SHARED_ROWS: usize = 4;
+/// Dims of a group.
 const GROUP: usize = 64;
+/// Blocks of a span.
+const SPAN_BLOCKS: usize = 8;
 
 /// Everything the launches of one call share.
 struct Call {
-    pages: std::sync::Arc<KvPages>,
+    pages: Arc<KvPages>,
     shape: AttentionShape,
     /// The f32 nearest to `log2(e)/sqrt(head_dim)`.
     scale: f32,
-    q: u64,
+    /// The kernels' `Queries`.
+    queries: [u64; 2],
     out: u64,
     /// Tiles of [`VECTORS`] heads of a K/V head, over all K/V heads.
     tiles: usize,
 }
 
 impl Call {
-    fn kernel(&self, name: &'static str) -> Kernel {
-        Kernel::new("attention.cu", name)
+    fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
+        Kernel::new(file, name)
             .define("GROUPS", self.pages.groups() as u32)
             .define("DIGITS", self.pages.digits() as u32)
     }
@@ -52,16 +60,34 @@ impl Call {
                 c.scratch("attention folds", 8 * parts)?,
             ],
         };
-        let head = || Args::new().step(&c.step()).words(&self.pages.words()).words(&words);
-        let (args, fold) =
-            (head().ptr(self.q).ptr(self.out).words(&partial), head().ptr(self.out).words(&partial));
-        let grid = [shape.spans, self.tiles * rows_max, shape.windows];
-        c.launch(self.kernel("attention_spans"), grid, BLOCK, args);
+        let step = c.step();
+        let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
+        // A tree's rows see different keys at the same index.
+        let rows = if rows_max == 1 || shape.tree { 1 } else { SHARED_ROWS };
+        let args = head().words(&self.queries).ptr(self.out).words(&partial);
+        c.push(Launch {
+            kernel: self.kernel("attention.cu", "attention_spans").define("ROWS", rows),
+            grid: [shape.spans, self.tiles * rows_max.div_ceil(rows), shape.windows].map(|n| n as u32),
+            block: BLOCK,
+            shared: self.room(rows) as u32,
+            args,
+        });
         if shape.spans > 1 {
-            let grid = [self.shape.heads, rows_max, shape.windows];
-            c.launch(self.kernel("attention_fold"), grid, BLOCK, fold);
+            let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", rows);
+            let args = head().ptr(self.out).words(&partial);
+            c.launch(kernel, [self.shape.heads, rows_max, shape.windows], BLOCK, args);
         }
         Ok(())
+    }
+
+    /// Bytes of the kernel's `SpanRoom`.
+    fn room(&self, rows: usize) -> usize {
+        let groups = self.pages.groups();
+        // Weights as digits, and maximum, sum and unit of 8 vectors.
+        let of_rows = rows * SPAN_BLOCKS * (2 * 32 * 16 + VECTORS * 12);
+        let places_and_scales = SPAN_BLOCKS * (groups + 2) * PAGE_TOKENS * 4;
+        // Four slices of V are copied ahead for each warp, whatever the number of digits.
+        of_rows + places_and_scales + SPAN_BLOCKS * 4 * VECTORS * groups * PAGE_TOKENS
     }
 
     /// Long chains.
@@ -72,11 +98,11 @@ impl Call {
         let held = self.pages.groups() * 8 * 2 * 4 * BLOCK as usize;
         let tiles = shape.window_rows.div_ceil(PROMPT_ROWS);
         c.push(Launch {
-            kernel: self.kernel("attention_prompt"),
+            kernel: self.kernel("attention_prompt.cu", "attention_prompt"),
             grid: [tiles as u32, self.tiles as u32, shape.windows as u32],
             block: BLOCK,
             shared: (2 * staged + held) as u32,
-            args: args.ptr(self.q).ptr(self.out),
+            args: args.words(&self.queries).ptr(self.out),
         });
     }
 }
@@ -97,8 +123,9 @@ pub(super) fn lower(
     }
     let scale = (std::f64::consts::LOG2_E / (shape.head_dim as f64).sqrt()) as f32;
     let tiles = (shape.heads / shape.kv_heads).div_ceil(VECTORS) * shape.kv_heads;
-    let (q, out) = (c.plane(q).ptr, c.output(out).ptr);
-    let call = Call { pages, shape, scale, q, out, tiles };
+    let queries = rope::digits(c, q, shape)?;
+    let out = c.output(out).ptr;
+    let call = Call { pages, shape, scale, queries, out, tiles };
     let step = c.shape();
     let long = step.window_rows > SMALL_ROWS;
     if !long || step.windows > 1 || step.tree {

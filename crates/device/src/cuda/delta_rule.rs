@@ -1,15 +1,17 @@
-//! The stage `delta_rule` on CUDA (`kernels/cuda/delta_rule.cu`).
+//! The stage `delta_rule` on CUDA (`kernels/cuda/{delta_rule,delta_scan}.cu`).
 //!
 //! Windows of up to [`WINDOW_ROWS`] rows are one launch that does everything; longer ones get their keys, queries
 //! and gates prepared first.
 
 use super::driver::Result;
-use super::launch::Args;
+use super::launch::{Args, Launch};
 use super::lower::Lowering;
 use super::state::States;
 use crate::{Buffer, StatePool, VectorRef};
 
 const BLOCK: u32 = 256;
+/// `THREADS` of `delta_scan.cu`.
+const SCAN_THREADS: u32 = 128;
 /// `WINDOW_ROWS` of the kernels.
 const WINDOW_ROWS: usize = 32;
 
@@ -48,7 +50,14 @@ pub(super) fn lower(
     let long = shape.window_rows > WINDOW_ROWS;
     if !long || shape.windows > 1 {
         let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0);
-        c.launch(states.kernel("delta_window"), [states.unit_blocks(), shape.windows, 1], BLOCK, args);
+        let rows = shape.window_rows.min(WINDOW_ROWS);
+        c.push(Launch {
+            kernel: states.kernel("delta_rule.cu", "delta_window"),
+            grid: [states.head_blocks() as u32, shape.windows as u32, 1],
+            block: BLOCK,
+            shared: (rows * states.row_bytes()) as u32,
+            args,
+        });
     }
     if !long {
         return Ok(());
@@ -58,8 +67,9 @@ pub(super) fn lower(
     let gates = c.scratch("delta gates", 4 * shape.rows * of.value_heads * 2)?;
     let prepared = [qk, gates];
     let args = Args::new().words(&states.words()).words(&inputs.0).words(&prepared);
-    c.launch(states.kernel("delta_prepare"), [shape.rows, 1, 1], BLOCK, args);
+    c.launch(states.kernel("delta_scan.cu", "delta_prepare"), [shape.rows, 1, 1], BLOCK, args);
     let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0).words(&prepared);
-    c.launch(states.kernel("delta_scan"), [states.head_blocks(), shape.windows, 1], BLOCK, args);
+    let grid = [states.head_blocks(), shape.windows, 1];
+    c.launch(states.kernel("delta_scan.cu", "delta_scan"), grid, SCAN_THREADS, args);
     Ok(())
 }

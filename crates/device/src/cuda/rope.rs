@@ -10,6 +10,8 @@ use crate::{AttentionShape, Buffer, DeviceError, Rotary, Step, VectorRef};
 
 /// Heads of a block of threads, a warp each.
 const HEADS: usize = 4;
+/// Dims of a group of query codes.
+const GROUP: usize = 64;
 /// The widest head that a warp holds.
 pub(super) const HEAD_DIM_MAX: usize = 256;
 
@@ -61,23 +63,9 @@ impl RotaryTable {
 /// Where keys and values go in the same launch: the values, and the kernels' `KvPool`.
 pub(super) type Append = (Buffer, [u64; 4]);
 
-/// [`crate::Device::qk_norm_rope`].
+/// [`crate::Device::qk_norm_rope`] of the buffers `[qg, k, q]`, with [`crate::Device::kv_append`] in the same launch if
+/// asked for.
 pub(super) fn lower(
-    c: &mut Lowering<'_>,
-    qg: Buffer,
-    k: Buffer,
-    q_weight: VectorRef,
-    k_weight: VectorRef,
-    eps: f32,
-    rotary: Rotary,
-    shape: AttentionShape,
-    q: Buffer,
-) -> Result {
-    lower_with(c, [qg, k, q], [q_weight, k_weight], eps, rotary, shape, None)
-}
-
-/// [`lower`] of the buffers `[qg, k, q]`, and [`crate::Device::kv_append`] in the same launch.
-pub(super) fn lower_with(
     c: &mut Lowering<'_>,
     [qg, k, q]: [Buffer; 3],
     weights: [VectorRef; 2],
@@ -99,11 +87,31 @@ pub(super) fn lower_with(
     let sizes = [pair(heads as u32, kv_heads as u32), pair(head_dim as u32, eps.to_bits())];
     let [q_weight, k_weight] = weights.map(|weight| c.vector(weight).0);
     let (v, pool) = append.map_or((0, [0; 4]), |(v, pool)| (c.plane(v).ptr, pool));
+    let (digits, q_buffer) = (digits_room(c, shape)?, q);
     let (qg, k, q) = (c.plane(qg), c.output(k), c.output(q));
     let args = Args::new().step(&c.step()).words(&sizes).words(&table.words()).ptr(qg.ptr).ptr(k.ptr);
-    let args = args.ptr(q_weight).ptr(k_weight).ptr(q.ptr).ptr(v).words(&pool);
+    let args = args.ptr(q_weight).ptr(k_weight).ptr(q.ptr).words(&digits).ptr(v).words(&pool);
     let all = heads + kv_heads * if append.is_some() { 2 } else { 1 };
     let grid = [c.shape().rows, all.div_ceil(HEADS), 1];
     c.launch(Kernel::new("rope.cu", "qk_norm_rope"), grid, 32 * HEADS as u32, args);
+    c.digits_written(q_buffer);
     Ok(())
+}
+
+/// Room for the query digits of a step (the kernels' `Digits` and `Queries`).
+fn digits_room(c: &mut Lowering<'_>, shape: AttentionShape) -> Result<[u64; 2]> {
+    let groups = c.shape().rows * shape.heads * shape.head_dim.div_ceil(GROUP);
+    Ok([c.scratch("query digits", groups * 2 * GROUP)?, c.scratch("query units", groups * 4)?])
+}
+
+/// Query digits of a plane, made by a launch of their own unless the plane's writer made them.
+pub(super) fn digits(c: &mut Lowering<'_>, q: Buffer, shape: AttentionShape) -> Result<[u64; 2]> {
+    let room = digits_room(c, shape)?;
+    if !c.has_digits(q) {
+        let args = Args::new().ptr(c.plane(q).ptr).size(shape.heads).size(shape.head_dim).words(&room);
+        let grid = [c.shape().rows, shape.heads.div_ceil(HEADS), 1];
+        c.launch(Kernel::new("rope.cu", "query_digits"), grid, 32 * HEADS as u32, args);
+        c.digits_written(q);
+    }
+    Ok(room)
 }

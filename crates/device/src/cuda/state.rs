@@ -161,6 +161,11 @@ impl States {
         (self.shape.value_heads * self.layout().units()).div_ceil(BLOCK_UNITS)
     }
 
+    /// Bytes of a row of a window in the shared memory of `delta_window`.
+    pub(super) fn row_bytes(&self) -> usize {
+        4 * (2 * self.spread() + COLUMNS * BLOCK_UNITS + 4)
+    }
+
     /// Blocks of [`BLOCK_UNITS`] units, each of one head.
     pub(super) fn head_blocks(&self) -> usize {
         self.shape.value_heads * self.layout().units().div_ceil(BLOCK_UNITS)
@@ -171,13 +176,11 @@ impl States {
         16 * self.layout().steps()
     }
 
-    /// A kernel of `delta_rule.cu`, compiled for the shape.
-    pub(super) fn kernel(&self, name: &'static str) -> Kernel {
+    /// A kernel of a file, compiled for the shape.
+    pub(super) fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
         let steps = self.layout().steps();
         let exact = if self.shape.key_dim == 16 * steps { self.shape.key_dim } else { 0 };
-        Kernel::new("delta_rule.cu", name)
-            .define("DELTA_STEPS", steps as u32)
-            .define("DELTA_KEY_DIM", exact as u32)
+        Kernel::new(file, name).define("DELTA_STEPS", steps as u32).define("DELTA_KEY_DIM", exact as u32)
     }
 
     /// Reads a place.
@@ -245,7 +248,12 @@ pub(super) fn lower_keep(c: &mut Lowering<'_>, keeps: &[(StatePool, Span)]) -> R
         }
         jobs.resize(KEEP_JOBS * 7, 0);
         let blocks = states.unit_blocks() + states.shape.channels().div_ceil(BLOCK as usize);
-        c.launch(states.kernel("state_keep"), [blocks, run.len(), 1], BLOCK, Args::new().words(&jobs));
+        c.launch(
+            states.kernel("delta_rule.cu", "state_keep"),
+            [blocks, run.len(), 1],
+            BLOCK,
+            Args::new().words(&jobs),
+        );
     }
     Ok(())
 }
