@@ -1,11 +1,11 @@
 // Routed experts: out[pair] = down(silu(gate x) * up x) for each (row, pick) pair, docs/arithmetic.md, expert output.
 //
-// Each expert's weights are read once for all pairs that chose it, ROWS pairs at a time. Three kernels: `experts_sort`
-// (many rows only) lists the pairs by expert; `experts_hidden` computes silu(gate x) * up x; `experts_down`
-// quantizes it in its prologue and multiplies by down. Grid x: blocks of outputs; y: pairs, of which the first that
-// names an expert does all of that expert's; or, with a list, experts.
-// Compiled for ROWS (1, 8) and the kinds of matrix of the layer.
-#include "linear_decode.cuh"
+// Each expert's weights are read once for `chunk` pairs that chose it. With many rows `experts_sort` has listed the
+// pairs by expert. `experts_hidden` computes silu(gate x) * up x; `experts_down` quantizes it in its
+// prologue and multiplies by down. Grid x: blocks of outputs; y: pairs, of which the first that names an expert does
+// all of that expert's; or, with a list, experts. Inside a block the work is cut as linear_few.cuh says.
+// Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block, and the kinds of matrix of the layer.
+#include "linear_few.cuh"
 
 struct ExpertMatrix {
     Packed weights;
@@ -16,28 +16,44 @@ struct ExpertMatrix {
 struct ExpertArgs {
     const ExpertMatrix* matrices;  // [gate, up, down][experts]
     const uint* ids;               // [pairs]
-    uint* starts;                  // [experts + 1] into `order`
-    uint* order;                   // pairs by expert
+    const uint* starts;            // [experts + 1] into `order`
+    const uint* order;             // pairs by expert
     const float* x;                // [rows, width]
     float* hidden;                 // [pairs, inner]
     float* out;                    // [pairs, width]
     InputCodes codes[3];           // of x
-    uint pairs, k, experts, width, inner;
-    uint slices;     // of the kernel's own input
-    uint listed;     // 1: starts and order are there
-    uint raw_at;     // down: units and sums of the block's rows
-    uint chunk;      // pairs at a time, at most ROWS
-    uint tiles;      // of a block
-    Places places;
+    Packed first[3];               // gate, up, down of expert 0
+    ulong stride[3];               // bytes from expert to expert where all are stored alike, else 0
+    uint kind[3], form[3];         // then: theirs
+    uint pairs, k, experts;
+    uint listed;                   // 1: starts and order are there
+    uint chunk;                    // pairs at a time, at most ROWS
+    uint unused;
+    FewPlaces places;
 };
 
-// The pairs of a block: `list` of `count`, all of one expert. False: nothing to do.
+// Where a matrix lies. The table costs a read that the rest waits for.
+SHARED ExpertMatrix expert_matrix(const ExpertArgs& args, uint which, uint expert) {
+    if (args.stride[which] == 0) return args.matrices[which * args.experts + expert];
+    ulong at = expert * args.stride[which];
+    ExpertMatrix m;
+    m.weights.codes = (const uint*)((const uchar*)args.first[which].codes + at);
+    m.weights.params = args.first[which].params + at;
+    m.kind = args.kind[which];
+    m.form = args.form[which];
+    return m;
+}
+
+// The pairs of a block: `list` of `count`, all of one expert.
 struct Share {
     const uint* list;
     uint count, expert;
 };
 
-// Finds the block's pairs. `buffer`: `pairs` words of shared memory, for the form without a list.
+#define SHARE_MAX 256
+
+// Finds the block's pairs; false: nothing to do. `buffer`: SHARE_MAX words of shared memory, for the form without a
+// list; visible after a barrier.
 SHARED bool find_share(Share& share, const ExpertArgs& args, uint* buffer) {
     if (args.listed) {
         share.expert = blockIdx.y;
@@ -62,82 +78,143 @@ SHARED bool find_share(Share& share, const ExpertArgs& args, uint* buffer) {
     return true;
 }
 
-#define SHARE_MAX 256
+// Slice sums of all outputs, rows and slices of a block's tiles of one matrix, by all threads: parts [tile][slice][row
+// of ROWS][16]. Dense matrices have put their results there, as the only slice.
+template <int INPUTS>
+SHARED void scale_all(float* parts, const uchar* smem, const FewPlaces& at, uint kind_number, uint first_tile,
+                      const float* units, uint rows) {
+    const uint slices = (INPUTS + 1023) / 1024;
+    with_kind(kind_number, [&](auto kind) {
+        typedef decltype(kind) K;
+        if constexpr (!K::DENSE) {
+            typedef typename K::Stored S;
+            const float* exact = (const float*)(smem + at.exact_at);
+            const uint groups = INPUTS / S::GROUP;
+            for_outputs<TILES, slices>(rows, [&](uint tile, uint slice, uint r, uint output) {
+                uint own = first_tile + tile;
+                parts[((tile * slices + slice) * ROWS + r) * 16 + output] = scale_slice<S, INPUTS>(
+                    exact + own * at.exact_bytes / 4, smem + at.params_at + own * at.param_bytes, units + r * groups,
+                    units + (ROWS + r) * groups, r, output, slice);
+            });
+        }
+    });
+}
 
-extern "C" __global__ void __launch_bounds__(512) experts_hidden(const __grid_constant__ ExpertArgs args) {
+// An output's total out of `parts` [slice][row of ROWS][16].
+SHARED float total(const float* parts, bool dense, uint slices, uint row, uint output) {
+    return dense ? parts[row * 16 + output] : add_slices(parts, slices, row, output);
+}
+
+SHARED bool is_dense(uint kind_number) {
+    bool dense = false;
+    with_kind(kind_number, [&](auto kind) { dense = decltype(kind)::DENSE; });
+    return dense;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1) experts_hidden(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[SHARE_MAX];
     wait_for_launches_before();
     start_next_launch();
     Share share;
     if (!find_share(share, args, buffer)) return;
-    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 64;
-    uint slices = args.slices, at_once = min(slices, warps), tiles = args.tiles;
-    uint which = warp % 2, own = warp / 2, local = own / at_once, tile = blockIdx.x * tiles + local;
-    const ExpertMatrix& gate = args.matrices[share.expert];
-    const ExpertMatrix& up = args.matrices[args.experts + share.expert];
-    const ExpertMatrix& matrix = which ? up : gate;
-    bool there = local < tiles && tile * 16 < args.inner;
-    uchar* mine = smem + warp * args.places.warp_bytes;
-    float* sums = (float*)(smem + args.places.sums_at);
-    uint part = slices * ROWS * 16;
-    bool dense[2];
-    with_kind(gate.kind, [&](auto kind) { dense[0] = decltype(kind)::DENSE; });
-    with_kind(up.kind, [&](auto kind) { dense[1] = decltype(kind)::DENSE; });
-    with_kind(matrix.kind, [&](auto kind) {
-        typedef decltype(kind) K;
-        if constexpr (!K::DENSE)
-            if (there) fetch_slice<typename K::Stored>(mine, matrix.weights, tile, own % at_once, args.width, lane);
-    });
-    Places places = args.places;
-    if (gate.form != up.form || dense[0] || dense[1]) places.row_stride = 0;
+    __syncthreads();
+    const FewPlaces& at = args.places;
+    const uint steps = (EXPERT_WIDTH + STEP - 1) / STEP, jobs = (steps + JOB_STEPS - 1) / JOB_STEPS, warps = THREADS / 32;
+    const uint slices = (EXPERT_WIDTH + 1023) / 1024, part = TILES * slices * ROWS * 16;
+    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint last = (EXPERT_INNER + 15) / 16 - 1, first_tile = blockIdx.x * TILES;
+    ExpertMatrix gate = expert_matrix(args, 0, share.expert), up = expert_matrix(args, 1, share.expert);
+    bool dense_gate = is_dense(gate.kind), dense_up = is_dense(up.kind);
+    bool alike = gate.kind == up.kind && !dense_gate, shared = alike || gate.form == up.form && !dense_gate;
+    float* parts = (float*)(smem + at.sums_at);
+    float* units_gate = (float*)(smem + at.units_at);
+    float* units_up = units_gate + (shared ? 0 : 2 * ROWS * at.unit_groups);
     for (uint first = 0; first < share.count; first += args.chunk) {
-        __syncthreads();
         Rows rows = {share.list + first, args.k, 0, min(share.count - first, args.chunk)};
-        if (places.row_stride) stage_rows(smem, places, args.codes[gate.form], rows, args.width);
-        __syncthreads();
-        with_kind(matrix.kind, [&](auto kind) {
-            typedef decltype(kind) K;
-            if constexpr (K::DENSE) {
-                for (uint four = own; four < tiles * 4; four += warps) {
-                    uint at = four * 4 + lane / 8, output = blockIdx.x * tiles * 16 + at;
-                    float* to = sums + (at / 16 * 2 + which) * part + at % 16;
-                    dense_output<K::DTYPE>(matrix.weights.params, output, args.inner, args.x, args.width, rows, lane,
-                                           [&](uint n, float value) { to[n * 16] = value; });
-                }
-            } else {
-                for (uint slice = own % at_once; there && slice < slices; slice += at_once) {
-                    if (slice >= at_once || (first > 0 && slices > at_once)) {
-                        __syncwarp();
-                        fetch_slice<typename K::Stored>(mine, matrix.weights, tile, slice, args.width, lane);
+        for (uint i = warp; i < TILES * jobs; i += warps) {
+            uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
+            uint row = rows.row(min(lane / 4, rows.count - 1));
+            float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
+            if (alike) {
+                // Both matrices read the same codes at the same time.
+                with_kind(gate.kind, [&](auto kind) {
+                    typedef decltype(kind) K;
+                    if constexpr (!K::DENSE) {
+                        Job<typename K::Stored, EXPERT_WIDTH> g, u;
+                        g.load_weights(gate.weights, own, step, lane);
+                        u.load_weights(up.weights, own, step, lane);
+                        g.load_row(args.codes[gate.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
+                        g.multiply(exact, step, lane);
+                        u.take_row(g);
+                        u.multiply(exact + TILES * at.exact_bytes / 4, step, lane);
                     }
-                    slice_block<typename K::Stored>(sums + (local * 2 + which) * part + slice * ROWS * 16, smem, places,
-                                                    args.codes[matrix.form], rows, slice, args.width, warp, lane);
-                }
+                });
+                continue;
             }
+#pragma unroll
+            for (uint which = 0; which < 2; which++) {
+                const ExpertMatrix& m = which ? up : gate;
+                with_kind(m.kind, [&](auto kind) {
+                    typedef decltype(kind) K;
+                    if constexpr (!K::DENSE) {
+                        Job<typename K::Stored, EXPERT_WIDTH> job;
+                        job.load_weights(m.weights, own, step, lane);
+                        job.load_row(args.codes[m.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
+                        job.multiply(exact + which * TILES * at.exact_bytes / 4, step, lane);
+                    } else {
+                        for (uint four = i % jobs; four < 4; four += jobs) {
+                            uint o = four * 4 + lane / 8, output = (first_tile + tile) * 16 + o;
+                            float* to = parts + (which * TILES + tile) * slices * ROWS * 16 + o;
+                            dense_output<K::DTYPE>(m.weights.params, output, EXPERT_INNER, args.x, EXPERT_WIDTH, rows, lane,
+                                                   [&](uint n, float value) { to[n * 16] = value; });
+                        }
+                    }
+                });
+            }
+        }
+#pragma unroll
+        for (uint which = 0; which < 2; which++) {
+            const ExpertMatrix& m = which ? up : gate;
+            with_kind(m.kind, [&](auto kind) {
+                typedef decltype(kind) K;
+                if constexpr (!K::DENSE) {
+                    typedef typename K::Stored S;
+                    for (uint tile = 0; first == 0 && tile < TILES; tile++)
+                        fetch_params<S, EXPERT_WIDTH>(smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
+                                               min(first_tile + tile, last));
+                    if (which == 0 || !shared)
+                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate, args.codes[m.form], rows);
+                }
+            });
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+        scale_all<EXPERT_WIDTH>(parts, smem, at, gate.kind, 0, units_gate, rows.count);
+        scale_all<EXPERT_WIDTH>(parts + part, smem, at, up.kind, TILES, units_up, rows.count);
+        __syncthreads();
+        for_outputs<TILES, 1>(rows.count, [&](uint tile, uint, uint r, uint o) {
+            uint output = (first_tile + tile) * 16 + o;
+            const float* of = parts + tile * slices * ROWS * 16;
+            float g = total(of, dense_gate, slices, r, o), u = total(of + part, dense_up, slices, r, o);
+            if (output < EXPERT_INNER) args.hidden[(ulong)rows.index[r] * EXPERT_INNER + output] = silu_exact(g) * u;
         });
         __syncthreads();
-        for (uint i = threadIdx.x; i < tiles * 16 * rows.count; i += blockDim.x) {
-            uint row = i / (tiles * 16), at = i % (tiles * 16), output = blockIdx.x * tiles * 16 + at;
-            const float* parts = sums + at / 16 * 2 * part;
-            if (output >= args.inner) continue;
-            float g = dense[0] ? parts[row * 16 + at % 16] : add_slices(parts, slices, row, at % 16);
-            float u = dense[1] ? parts[part + row * 16 + at % 16] : add_slices(parts + part, slices, row, at % 16);
-            args.hidden[(ulong)rows.index[row] * args.inner + output] = silu_exact(g) * u;
-        }
     }
 }
 
-// Quantizes the hidden values of the block's rows in groups of GROUP: codes where staged rows lie, units and sums
-// [row][group] at raw_at. By all threads; visible after a barrier.
+// Quantizes the hidden values of the block's pairs in groups of GROUP: codes where staged rows lie, units and code
+// sums [row][group]. By all threads; visible after a barrier.
 template <int GROUP>
-SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Places& places, const Rows& rows) {
-    uint groups = args.inner / GROUP, quads = args.inner / 4;
-    float* units = (float*)(smem + args.raw_at);
+SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pairs) {
+    const uint groups = EXPERT_INNER / GROUP, quads = EXPERT_INNER / 4;
+    float* units = (float*)(smem + args.places.units_at);
     float* code_sums = units + ROWS * groups;
-    for (uint i = threadIdx.x; i < (rows.count * quads + 31) / 32 * 32; i += blockDim.x) {
-        uint row = min(i / quads, rows.count - 1), quad = i % quads;
-        float4 x = *(const float4*)(args.hidden + (ulong)rows.index[row] * args.inner + 4 * quad);
+#pragma unroll 1
+    for (uint i = threadIdx.x; i < (pairs.count * quads + 31) / 32 * 32; i += THREADS) {
+        uint row = min(i / quads, pairs.count - 1), quad = i % quads;
+        float4 x = *(const float4*)(args.hidden + (ulong)pairs.index[row] * EXPERT_INNER + 4 * quad);
         float values[4] = {x.x, x.y, x.z, x.w};
         uint magnitude = 0;
         for (int j = 0; j < 4; j++) magnitude = max(magnitude, BITS(values[j]) & 0x7fffffffu);
@@ -149,9 +226,9 @@ SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Places& p
             sum = sum + values[j];
         }
         for (uint h = GROUP / 8; h > 0; h >>= 1) sum = sum + __shfl_xor_sync(0xffffffffu, sum, h);
-        if (i >= rows.count * quads) continue;
-        uint2 pairs = make_uint2(half_pair(values[0], values[1]), half_pair(values[2], values[3]));
-        *(uint2*)(smem + places.rows_at + row * places.row_stride + 8 * quad) = pairs;
+        if (i >= pairs.count * quads) continue;
+        uint2 codes = make_uint2(half_pair(values[0], values[1]), half_pair(values[2], values[3]));
+        *(uint2*)(smem + row * args.places.row_stride + 8 * quad) = codes;
         if (quad % (GROUP / 4) == 0) {
             units[row * groups + quad / (GROUP / 4)] = quantize_unit(14, magnitude);
             code_sums[row * groups + quad / (GROUP / 4)] = sum;
@@ -159,111 +236,86 @@ SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Places& p
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) experts_down(const __grid_constant__ ExpertArgs args) {
+// All of a block of experts_down whose matrix is grouped. Its weights were asked for before the launch before ended.
+template <class S>
+SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed& m, uchar* smem) {
+    typedef Job<S, EXPERT_INNER> J;
+    const uint jobs = J::JOBS, warps = THREADS / 32, slices = (EXPERT_INNER + 1023) / 1024, groups = EXPERT_INNER / S::GROUP;
+    const FewPlaces& at = args.places;
+    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint last = (EXPERT_WIDTH + 15) / 16 - 1, first_tile = blockIdx.x * TILES;
+    J job;
+    if (warp < TILES * jobs) job.load_weights(m, min(first_tile + warp / jobs, last), warp % jobs * JOB_STEPS, lane);
+    for (uint tile = 0; tile < TILES; tile++)
+        fetch_params<S, EXPERT_INNER>(smem + at.params_at + tile * at.param_bytes, m, min(first_tile + tile, last));
+    copy_async_commit();
+    wait_for_launches_before();
+    start_next_launch();
+    float* parts = (float*)(smem + at.sums_at);
+    float* exact = (float*)(smem + at.exact_at);
+    for (uint first = 0; first < share.count; first += args.chunk) {
+        __syncthreads();
+        Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
+        quantize_hidden<S::GROUP>(smem, args, pairs);
+        __syncthreads();
+        const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, pairs.count - 1)) * at.row_stride;
+        for (uint i = warp; i < TILES * jobs; i += warps) {
+            uint tile = i / jobs, step = i % jobs * JOB_STEPS;
+            if (TILES * jobs > warps && (i >= warps || first > 0))
+                job.load_weights(m, min(first_tile + tile, last), step, lane);
+            job.load_row(row, step, lane);
+            job.multiply(exact + tile * at.exact_bytes / 4, step, lane);
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        const float* units = (const float*)(smem + at.units_at);
+        for_outputs<TILES, slices>(pairs.count, [&](uint tile, uint slice, uint r, uint output) {
+            uint o = (first_tile + tile) * 16 + output;
+            float sum = scale_slice<S, EXPERT_INNER>(exact + tile * at.exact_bytes / 4, smem + at.params_at + tile * at.param_bytes,
+                                              units + r * groups, units + (ROWS + r) * groups, r, output, slice);
+            if (slices > 1) parts[((tile * slices + slice) * ROWS + r) * 16 + output] = sum;
+            else if (o < EXPERT_WIDTH) args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + o] = 0.0f + sum;
+        });
+        if (slices == 1) continue;
+        __syncthreads();
+        for_outputs<TILES, 1>(pairs.count, [&](uint tile, uint, uint r, uint o) {
+            uint output = (first_tile + tile) * 16 + o;
+            if (output < EXPERT_WIDTH)
+                args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + output] =
+                    add_slices(parts + tile * slices * ROWS * 16, slices, r, o);
+        });
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1) experts_down(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[SHARE_MAX];
     // The picks were there before experts_hidden began, and it lets this launch begin only after that.
     Share share;
-    bool any = find_share(share, args, buffer);
-    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    uint slices = args.slices, at_once = min(slices, warps), tiles = args.tiles;
-    uint local = warp / at_once, tile = blockIdx.x * tiles + local;
-    const ExpertMatrix& matrix = args.matrices[2 * args.experts + (any ? share.expert : 0)];
-    bool there = local < tiles && tile * 16 < args.width;
-    uchar* mine = smem + warp * args.places.warp_bytes;
-    if (any)
-        with_kind(matrix.kind, [&](auto kind) {
-            typedef decltype(kind) K;
-            if constexpr (!K::DENSE)
-                if (there) fetch_slice<typename K::Stored>(mine, matrix.weights, tile, warp % at_once, args.inner, lane);
-        });
-    wait_for_launches_before();
-    start_next_launch();
-    if (!any) return;
-    float* sums = (float*)(smem + args.places.sums_at) + local * slices * ROWS * 16;
-    for (uint first = 0; first < share.count; first += args.chunk) {
-        __syncthreads();
-        Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
-        with_kind(matrix.kind, [&](auto kind) {
-            typedef decltype(kind) K;
-            if constexpr (K::DENSE) {
-                for (uint four = warp; four < tiles * 4; four += warps) {
-                    uint output = blockIdx.x * tiles * 16 + four * 4 + lane / 8;
+    if (!find_share(share, args, buffer)) {
+        wait_for_launches_before();
+        start_next_launch();
+        return;
+    }
+    __syncthreads();
+    ExpertMatrix m = expert_matrix(args, 2, share.expert);
+    with_kind(m.kind, [&](auto kind) {
+        typedef decltype(kind) K;
+        if constexpr (!K::DENSE) {
+            down_block<typename K::Stored>(args, share, m.weights, smem);
+        } else {
+            wait_for_launches_before();
+            start_next_launch();
+            uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+            for (uint first = 0; first < share.count; first += args.chunk) {
+                Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
+                for (uint four = warp; four < TILES * 4; four += THREADS / 32) {
+                    uint output = blockIdx.x * TILES * 16 + four * 4 + lane / 8;
                     dense_output<K::DTYPE>(
-                        matrix.weights.params, output, args.width, args.hidden, args.inner, pairs, lane,
-                        [&](uint n, float value) { args.out[(ulong)pairs.index[n] * args.width + output] = value; });
-                }
-            } else {
-                typedef typename K::Stored S;
-                quantize_hidden<S::GROUP>(smem, args, args.places, pairs);
-                __syncthreads();
-                const float* units = (const float*)(smem + args.raw_at);
-                InputCodes in = {nullptr, units, units + ROWS * (args.inner / S::GROUP)};
-                Rows rows = {nullptr, 1, 0, pairs.count};
-                for (uint slice = warp % at_once; there && slice < slices; slice += at_once) {
-                    if (slice >= at_once || (first > 0 && slices > at_once)) {
-                        __syncwarp();
-                        fetch_slice<S>(mine, matrix.weights, tile, slice, args.inner, lane);
-                    }
-                    slice_block<S>(sums + slice * ROWS * 16, smem, args.places, in, rows, slice, args.inner, warp, lane);
-                }
-                __syncthreads();
-                for (uint i = threadIdx.x; i < tiles * 16 * rows.count; i += blockDim.x) {
-                    uint row = i / (tiles * 16), at = i % (tiles * 16), output = blockIdx.x * tiles * 16 + at;
-                    const float* parts = (float*)(smem + args.places.sums_at) + at / 16 * slices * ROWS * 16;
-                    if (output < args.width)
-                        args.out[(ulong)pairs.index[row] * args.width + output] = add_slices(parts, slices, row, at % 16);
+                        m.weights.params, output, EXPERT_WIDTH, args.hidden, EXPERT_INNER, pairs, lane,
+                        [&](uint n, float value) { args.out[(ulong)pairs.index[n] * EXPERT_WIDTH + output] = value; });
                 }
             }
-        });
-    }
-}
-
-// Exclusive sums of `own` over the threads of a block, and the sum of all. All threads; `warp_sums`: 32 words.
-SHARED uint sums_before(uint own, uint* warp_sums, uint& all) {
-    uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, up_to = own;
-    for (uint h = 1; h < 32; h <<= 1) {
-        uint other = __shfl_up_sync(0xffffffffu, up_to, h);
-        if (lane >= h) up_to += other;
-    }
-    __syncthreads();
-    if (lane == 31) warp_sums[warp] = up_to;
-    __syncthreads();
-    uint before = up_to - own;
-    all = 0;
-    for (uint w = 0; w < blockDim.x / 32; w++) {
-        if (w < warp) before += warp_sums[w];
-        all += warp_sums[w];
-    }
-    return before;
-}
-
-// Lists the pairs by expert: starts and order; and tiles of at most tile_rows pairs of one expert: count, 0, then
-// (expert, first place in `order`). One block; dynamic shared memory: experts words.
-extern "C" __global__ void __launch_bounds__(1024)
-experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint pairs, uint experts, uint tile_rows) {
-    extern __shared__ uint counts[];
-    __shared__ uint warp_sums[32];
-    wait_for_launches_before();
-    start_next_launch();
-    for (uint e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
-    __syncthreads();
-    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x) atomicAdd(&counts[ids[pair]], 1u);
-    __syncthreads();
-    uint places = 0, listed = 0;
-    for (uint first = 0; first < experts; first += blockDim.x) {
-        uint e = first + threadIdx.x, own = e < experts ? counts[e] : 0, all;
-        uint start = places + sums_before(own, warp_sums, all);
-        places += all;
-        if (e < experts) starts[e] = start, counts[e] = start;
-        uint own_tiles = (own + tile_rows - 1) / tile_rows;
-        uint tile = listed + sums_before(own_tiles, warp_sums, all);
-        listed += all;
-        for (uint i = 0; i < own_tiles; i++)
-            tiles[2 + 2 * (tile + i)] = e, tiles[3 + 2 * (tile + i)] = start + i * tile_rows;
-    }
-    if (threadIdx.x == 0) starts[experts] = pairs, tiles[0] = listed;
-    __syncthreads();
-    // The order inside an expert does not matter: each pair is computed on its own.
-    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x) order[atomicAdd(&counts[ids[pair]], 1u)] = pair;
+        }
+    });
 }

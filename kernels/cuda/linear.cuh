@@ -247,13 +247,15 @@ SHARED float scale_group(float acc, float low, float high, const U& u, float sca
     return S::AFFINE ? FMA(bias, u.sum_unit, acc) : acc;
 }
 
+// Copies say nothing about memory to the compiler, which may move reads of other stages across them; waits and barriers
+// do.
 SHARED void copy_async_16(void* to, const void* from) {
     uint at = (uint)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
 }
 SHARED void copy_async_4(void* to, const void* from) {
     uint at = (uint)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from));
 }
 SHARED void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT>

@@ -1,5 +1,5 @@
 // linear, prompt form: out = x W^T for many rows, several grouped matrices over one input in one launch. Compiled for
-// one kind of matrix. Grid x: blocks of 128 outputs of all matrices; y: tiles of rows. See linear_prompt.cuh.
+// one kind of matrix, TILE_ROWS and BLOCKS that share a processor. Grid x: blocks of 128 outputs of all matrices; y: tiles of rows. See linear_prompt.cuh.
 #include "linear_prompt.cuh"
 
 #define MATRICES_MAX 8

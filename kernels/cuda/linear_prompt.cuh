@@ -1,4 +1,4 @@
-// Tiles of the prompt form: 128 outputs by 128 (or 64) rows of a grouped matrix, through a pipeline of steps in shared
+// Tiles of the prompt form: 128 outputs by TILE_ROWS (128 or 64) rows of a grouped matrix, through a pipeline of steps in shared
 // memory. Eight warps, four along outputs (32 each), two along rows: warp w of these takes the row tiles w, w + 2, ...
 // of 8 rows, so that missing rows cost nothing. Group sums stay in tensor-core accumulators; each is scaled as in
 // the decode form, groups ascending; a finished slice is added to what `out` holds of the slices before it, by the
@@ -12,8 +12,7 @@
 
 template <class S>
 struct TileShape {
-    // Sums that live across steps (groups of 128) and second digits need the registers of half the rows.
-    static const int ROWS = S::GROUP == 128 || S::WIDE ? 64 : 128;
+    static const int ROWS = TILE_ROWS;
     static const int ROW_TILES = ROWS / 16;  // of 8 rows, a warp
     static const int STEP_GROUPS = S::GROUP == 32 ? 2 : 1;
     static const int ROW_BYTES = ROWS * 2 * STEP;
@@ -37,48 +36,90 @@ struct TileRows {
 // 16 bytes, or zeros.
 SHARED void copy_async_16_or_zeros(void* to, const void* from, bool there) {
     uint at = (uint)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
 }
 
-// Copies of one step into a stage: codes of rows (16-byte chunks of odd rows swap halves, against bank conflicts),
-// codes of weights, scales, units.
+// What a thread copies at every step, as places that move along: chunks of 16 bytes of row codes (thread t: chunk
+// t % 8 of rows t / 8, t / 8 + 32, ...; odd rows swap halves, against bank conflicts), of weight codes and scales, and
+// single units.
 template <class S>
-SHARED void fetch_step(uchar* stage, const Packed& m, const TileRows& in, const uint* row_of, uint tile, uint tiles,
-                       uint step) {
+struct Fetch {
     typedef TileShape<S> T;
-    uint t = threadIdx.x, steps = (in.cols + STEP - 1) / STEP, groups = in.cols / S::GROUP;
+    static const int ROW_COPIES = T::ROWS / 32;
+    static const uint CODE_CHUNKS = 8 * S::BITS, PARAM_CHUNKS = T::STEP_GROUPS * S::GROUP_BYTES / 16;
+    static const int CODE_COPIES = (8 * CODE_CHUNKS + TILE_THREADS - 1) / TILE_THREADS;
+
+    const uchar* rows;
+    const uchar* codes[CODE_COPIES];
+    const uchar* params;
+    const float* units;
+    uint row_of[ROW_COPIES], row_bytes, left;
+
+    SHARED Fetch(const Packed& m, const TileRows& in, uint tile, uint tiles) {
+        uint t = threadIdx.x, steps = (in.cols + STEP - 1) / STEP, groups = in.cols / S::GROUP;
+        rows = in.codes + t % 8 * 16;
+        row_bytes = in.cols * 2;
+        left = in.cols / 32;
 #pragma unroll
-    for (int j = 0; j < T::ROWS / 32; j++) {
-        uint row = t / 8 + 32 * j, chunk = t % 8;
-        if (row >= in.count) break;
-        bool there = step * STEP + chunk * 8 < in.cols;
-        const uchar* from = in.codes + ((ulong)row_of[j] * in.cols + step * STEP + chunk * 8) * 2;
-        copy_async_16_or_zeros(stage + row * 128 + (chunk ^ (row & 1) << 2) * 16, there ? from : in.codes, there);
-    }
-    uchar* codes = stage + T::ROW_BYTES;
-    const uint chunks = 8 * S::BITS;
+        for (int j = 0; j < ROW_COPIES; j++) row_of[j] = in.row(min(t / 8 + 32 * j, in.count - 1));
 #pragma unroll
-    for (uint i = t; i < 8 * chunks; i += TILE_THREADS) {
-        uint own = min(tile + i / chunks, tiles - 1);
-        const uchar* from = (const uchar*)(m.codes + ((ulong)own * steps + step) * S::STEP_WORDS);
-        copy_async_16(codes + i * 16, from + i % chunks * 16);
+        for (int j = 0; j < CODE_COPIES; j++) {
+            uint i = t + j * TILE_THREADS, own = min(tile + i / CODE_CHUNKS, tiles - 1);
+            codes[j] = (const uchar*)(m.codes + (ulong)own * steps * S::STEP_WORDS) + i % CODE_CHUNKS * 16;
+        }
+        uint own = min(tile + t / PARAM_CHUNKS, tiles - 1);
+        params = m.params + (ulong)own * groups * S::GROUP_BYTES + t % PARAM_CHUNKS * 16;
+        units = (t / T::ROWS % 2 ? in.sums : in.units) + (ulong)in.row(min(t % T::ROWS, in.count - 1)) * groups;
     }
-    uchar* params = codes + T::CODE_BYTES;
-    const uint param_chunks = T::STEP_GROUPS * S::GROUP_BYTES / 16;
-    uint first_group = step * STEP / S::GROUP;
-    if (t < 8 * param_chunks) {
-        uint own = min(tile + t / param_chunks, tiles - 1), chunk = t % param_chunks;
-        if (first_group + chunk / (S::GROUP_BYTES / 16) < groups)
-            copy_async_16(params + t * 16, m.params + ((ulong)own * groups + first_group) * S::GROUP_BYTES + chunk * 16);
-    }
-    float* units = (float*)(params + T::PARAM_BYTES);
+
+    // Copies of the step it stands at into a stage, in PARTS parts to be put between other work: many copies at once
+    // would keep reads of shared memory waiting behind them. Rows that are not there become zeros. The last part moves
+    // on to the next step.
+    static const int PARTS = T::ROW_TILES / 2;
+
+    SHARED void part(int at, uchar* stage, uint count, uint step) {
+        uint t = threadIdx.x, chunk = t % 8;
+        bool in_row = S::GROUP != 32 || chunk < 4 || left > 1;
 #pragma unroll
-    for (uint i = t; i < T::STEP_GROUPS * 2 * T::ROWS; i += TILE_THREADS) {
-        uint row = i % T::ROWS, which = i / T::ROWS % 2, group = first_group + i / (2 * T::ROWS);
-        if (row < in.count && group < groups)
-            copy_async_4(units + i, (which ? in.sums : in.units) + (ulong)in.row(row) * groups + group);
+        for (int j = 0; j < ROW_COPIES; j++) {
+            if (j * PARTS / ROW_COPIES != at) continue;
+            uint row = t / 8 + 32 * j;
+            bool there = row < count && in_row;
+            const uchar* from = rows + (ulong)row_of[j] * row_bytes;
+            if (S::GROUP == 32 && !in_row) from -= 64;
+            copy_async_16_or_zeros(stage + row * 128 + (chunk ^ (row & 1) << 2) * 16, from, there);
+        }
+        stage += T::ROW_BYTES;
+#pragma unroll
+        for (int j = 0; j < CODE_COPIES; j++) {
+            if (j * PARTS / CODE_COPIES != at) continue;
+            uint i = t + j * TILE_THREADS;
+            if (8 * CODE_CHUNKS % TILE_THREADS == 0 || i < 8 * CODE_CHUNKS) copy_async_16(stage + i * 16, codes[j]);
+            codes[j] += S::STEP_WORDS * 4;
+        }
+        if (at != PARTS - 1) return;
+        rows += 2 * STEP;
+        stage += T::CODE_BYTES;
+        // Of a last half step the second group is not there.
+        if (t < 8 * PARAM_CHUNKS && (S::GROUP != 32 || left > 1 || t % PARAM_CHUNKS < PARAM_CHUNKS / 2))
+            copy_async_16(stage + t * 16, params);
+        float* to = (float*)(stage + T::PARAM_BYTES);
+#pragma unroll
+        for (int group = 0; group < T::STEP_GROUPS; group++)
+            if (t < 2 * T::ROWS && (S::GROUP != 32 || group == 0 || left > 1))
+                copy_async_4(to + group * 2 * T::ROWS + t, units + group);
+        if (S::GROUP != 128 || step % 2 == 1) {
+            params += T::STEP_GROUPS * S::GROUP_BYTES;
+            units += T::STEP_GROUPS;
+        }
+        left -= 2;
     }
-}
+
+    SHARED void all(uchar* stage, uint count, uint step) {
+#pragma unroll
+        for (int at = 0; at < PARTS; at++) part(at, stage, count, step);
+    }
+};
 
 template <class S>
 struct TileSums {
@@ -133,10 +174,11 @@ SHARED void clear(float v[2][4]) {
         for (int i = 0; i < 4; i++) v[m][i] = 0.0f;
 }
 
-// One step of the pipeline. `exact`: sums that live across steps, for groups of 128.
-template <class S>
+// One step of the pipeline. `exact`: sums that live across steps, for groups of 128. FULL: all rows are there, so that
+// row tiles may overlap in time. `between(i)` is called after the i-th pair of row tiles, if that is worked on.
+template <class S, bool FULL, class Between>
 SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& exact_high, const uchar* stage,
-                          const TileRows& in, uint step, uint warp, uint lane) {
+                          const TileRows& in, uint step, uint warp, uint lane, Between between) {
     typedef TileShape<S> T;
     const uint* codes = (const uint*)(stage + T::ROW_BYTES);
     const uchar* params = stage + T::ROW_BYTES + T::CODE_BYTES;
@@ -156,36 +198,40 @@ SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& ex
             s[group][m] = load_scales<S>(params + (outputs + m) * T::STEP_GROUPS * S::GROUP_BYTES, group, g);
     }
 #pragma unroll
-    for (int n = 0; n < T::ROW_TILES; n++) {
-        uint first = (n * 2 + warp / 4) * 8;
-        if (first >= in.count) break;
-        const uchar* row = stage + (first + g) * 128;
-        uint swap = (g & 1) << 2;
-        uint4 b0 = *(const uint4*)(row + (q ^ swap) * 16), b1 = *(const uint4*)(row + ((4 + q) ^ swap) * 16);
-        float low[2][4], high[2][4];
-        clear(low);
-        clear(high);
-        float(*to)[4] = S::GROUP == 128 ? exact.v[n] : low;
-        float(*to_high)[4] = S::GROUP == 128 ? exact_high.v[n] : high;
+    for (int two = 0; two < T::ROW_TILES; two += 2) {
+        if (!FULL && (two * 2 + warp / 4) * 8 >= in.count) break;
 #pragma unroll
-        for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][0], b0);
-        if (S::GROUP == 32) {
-            scale_tile<S>(sums.v[n], low, high, units, first + 2 * q, s[0]);
+        for (int n = two; n < two + 2; n++) {
+            uint first = (n * 2 + warp / 4) * 8;
+            const uchar* row = stage + (first + g) * 128;
+            uint swap = (g & 1) << 2;
+            uint4 b0 = *(const uint4*)(row + (q ^ swap) * 16), b1 = *(const uint4*)(row + ((4 + q) ^ swap) * 16);
+            float low[2][4], high[2][4];
             clear(low);
             clear(high);
-        }
-        if (S::GROUP != 32 || second) {
+            float(*to)[4] = S::GROUP == 128 ? exact.v[n] : low;
+            float(*to_high)[4] = S::GROUP == 128 ? exact_high.v[n] : high;
 #pragma unroll
-            for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][1], b1);
+            for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][0], b0);
+            if (S::GROUP == 32) {
+                scale_tile<S>(sums.v[n], low, high, units, first + 2 * q, s[0]);
+                clear(low);
+                clear(high);
+            }
+            if (S::GROUP != 32 || second) {
+#pragma unroll
+                for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][1], b1);
+            }
+            if (S::GROUP == 32 && second)
+                scale_tile<S>(sums.v[n], low, high, units + 2 * T::ROWS, first + 2 * q, s[T::STEP_GROUPS - 1]);
+            if (S::GROUP == 64) scale_tile<S>(sums.v[n], low, high, units, first + 2 * q, s[0]);
+            if (S::GROUP == 128 && step % 2 == 1) {
+                scale_tile<S>(sums.v[n], to, to_high, units, first + 2 * q, s[0]);
+                clear(to);
+                clear(to_high);
+            }
         }
-        if (S::GROUP == 32 && second)
-            scale_tile<S>(sums.v[n], low, high, units + 2 * T::ROWS, first + 2 * q, s[T::STEP_GROUPS - 1]);
-        if (S::GROUP == 64) scale_tile<S>(sums.v[n], low, high, units, first + 2 * q, s[0]);
-        if (S::GROUP == 128 && step % 2 == 1) {
-            scale_tile<S>(sums.v[n], to, to_high, units, first + 2 * q, s[0]);
-            clear(to);
-            clear(to_high);
-        }
+        between(two / 2);
     }
 }
 
@@ -234,24 +280,30 @@ SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, floa
     typedef TileShape<S> T;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint tiles = (outputs + 15) / 16, steps = (in.cols + STEP - 1) / STEP;
-    uint row_of[T::ROWS / 32];
-#pragma unroll
-    for (int j = 0; j < T::ROWS / 32; j++) row_of[j] = in.row(min(threadIdx.x / 8 + 32 * j, in.count - 1));
+    Fetch<S> fetch(m, in, tile, tiles);
     TileSums<S> sums, exact, exact_high;
     clear_sums<S>(sums);
     clear_sums<S>(exact);
     clear_sums<S>(exact_high);
     for (uint step = 0; step < STAGES - 1; step++) {
-        if (step < steps) fetch_step<S>(smem + step * T::STAGE_BYTES, m, in, row_of, tile, tiles, step);
+        if (step < steps) fetch.all(smem + step * T::STAGE_BYTES, in.count, step);
         copy_async_commit();
     }
     for (uint step = 0; step < steps; step++) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         uint next = step + STAGES - 1;
-        if (next < steps) fetch_step<S>(smem + next % STAGES * T::STAGE_BYTES, m, in, row_of, tile, tiles, next);
+        uchar* to = smem + next % STAGES * T::STAGE_BYTES;
+        const uchar* stage = smem + step % STAGES * T::STAGE_BYTES;
+        if (in.count == T::ROWS) {
+            multiply_step<S, true>(sums, exact, exact_high, stage, in, step, warp, lane, [&](int at) {
+                if (next < steps) fetch.part(at, to, in.count, next);
+            });
+        } else {
+            if (next < steps) fetch.all(to, in.count, next);
+            multiply_step<S, false>(sums, exact, exact_high, stage, in, step, warp, lane, [](int) {});
+        }
         copy_async_commit();
-        multiply_step<S>(sums, exact, exact_high, smem + step % STAGES * T::STAGE_BYTES, in, step, warp, lane);
         if ((step + 1) % SLICE_STEPS == 0 || step + 1 == steps) {
             put_slice<S>(sums, out, outputs, tile, step < SLICE_STEPS, in, warp, lane, place);
             clear_sums<S>(sums);

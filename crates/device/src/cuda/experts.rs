@@ -8,11 +8,10 @@ use super::driver::{Driver, Result};
 use super::launch::{Args, Launch};
 use super::linear::{
     FewPlaces, TILE_OUTPUTS, few_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
-    threads_class,
 };
 use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
-use super::packing::{self, Kind, Place, SLICE, TILE};
+use super::packing::{self, Kind, Place, TILE};
 use crate::{Buffer, DeviceError, ExpertsRef, Picks};
 
 /// Most kinds of matrix in one layer: what a kernel is compiled for.
@@ -130,9 +129,9 @@ struct Call {
 }
 
 impl Call {
-    fn args(&self, experts: &PackedExperts, slices: usize, tiles: usize, places: &FewPlaces) -> Args {
+    fn args(&self, places: &FewPlaces) -> Args {
         let mut words = self.words.clone();
-        words.extend([pair(experts.inner, slices), pair(self.listed as usize, self.chunk), pair(tiles, 0)]);
+        words.extend([pair(self.chunk, 0)]);
         words.extend(places.words());
         Args::new().words(&words)
     }
@@ -167,7 +166,7 @@ pub(super) fn lower(
     words.extend(experts.stride);
     let numbers: Vec<u32> = experts.kind.into_iter().chain(experts.form).collect();
     words.extend(numbers.chunks(2).map(|two| pair(two[0] as usize, two[1] as usize)));
-    words.extend([pair(pairs, k), pair(experts.count, experts.width)]);
+    words.extend([pair(pairs, k), pair(experts.count, usize::from(pairs > UNLISTED_MAX))]);
     let class = if rows == 1 || experts.hidden_places(8).bytes > SHARED_MAX { 1 } else { 8 };
     let call = Call { words, pairs, listed: pairs > UNLISTED_MAX, chunk: rows.min(class), class };
     if call.listed {
@@ -188,9 +187,7 @@ fn tiles_bytes(experts: &PackedExperts, pairs: usize, tile_rows: usize) -> usize
 fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 4], pairs: usize, tile_rows: usize) {
     let args = at.into_iter().fold(Args::new(), Args::ptr).size(pairs).size(experts.count).size(tile_rows);
     c.push(Launch {
-        kernel: kernel_of("experts.cu", "experts_sort", &experts.kinds)
-            .define("ROWS", 8)
-            .define("THREADS", 256),
+        kernel: kernel_of("experts_sort.cu", "experts_sort", &[]),
         grid: [1; 3],
         block: 1024,
         shared: 4 * experts.count as u32,
@@ -210,16 +207,14 @@ impl PackedExperts {
 fn lower_hidden(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let (warps, tiles) = few_shape(experts.width);
     let places = experts.hidden_places(call.class);
-    let args = call.args(experts, experts.width.div_ceil(SLICE), tiles, &places);
-    push(c, experts, call, "experts_hidden", experts.inner, (warps, tiles), &places, args);
+    push(c, experts, call, "experts_hidden", experts.inner, (warps, tiles), &places);
 }
 
 /// The products with down, of hidden values that each block quantizes itself.
 fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let (warps, tiles) = few_shape(experts.inner);
     let places = FewPlaces::of(&experts.kinds, call.class, tiles, experts.inner, true);
-    let args = call.args(experts, experts.inner.div_ceil(SLICE), tiles, &places);
-    push(c, experts, call, "experts_down", experts.width, (warps, tiles), &places, args);
+    push(c, experts, call, "experts_down", experts.width, (warps, tiles), &places);
 }
 
 fn push(
@@ -230,16 +225,18 @@ fn push(
     outputs: usize,
     (warps, tiles): (usize, usize),
     places: &FewPlaces,
-    args: Args,
 ) {
     c.push(Launch {
         kernel: kernel_of("experts.cu", name, &experts.kinds)
             .define("ROWS", call.class)
-            .define("THREADS", threads_class(warps)),
+            .define("EXPERT_WIDTH", experts.width)
+            .define("EXPERT_INNER", experts.inner)
+            .define("THREADS", 32 * warps)
+            .define("TILES", tiles),
         grid: grid(experts, call, outputs, tiles),
         block: 32 * warps as u32,
         shared: places.bytes as u32,
-        args,
+        args: call.args(places),
     });
 }
 
@@ -260,10 +257,9 @@ fn prompt(
     out: Buffer,
 ) -> Result {
     let (pairs, group) = (rows * k, experts.inner_groups[0]);
-    let most = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).max().unwrap_or(0);
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
-    let (tile_rows, shared, blocks) =
-        (least(Kind::tile_rows), most(Kind::tile_bytes), least(Kind::tile_blocks));
+    let (tile_rows, blocks) = (least(Kind::tile_rows), least(Kind::tile_blocks));
+    let shared = experts.kinds.iter().map(|kind| kind.tile_bytes(tile_rows)).max().unwrap_or(0);
     let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
     let order = c.scratch("experts_order", 4 * pairs)?;
     let tiles = c.scratch("experts_tiles", tiles_bytes(experts, pairs, tile_rows))?;
@@ -280,6 +276,7 @@ fn prompt(
     let launch = |name, grid: [usize; 3], shared: usize| Launch {
         kernel: kernel_of("experts_prompt.cu", name, &experts.kinds)
             .define("INNER_GROUP", group)
+            .define("TILE_ROWS", tile_rows)
             .define("BLOCKS", blocks),
         grid: grid.map(|n| n as u32),
         block: 256,

@@ -282,10 +282,12 @@ fn prompt(
     }
     words.resize(5 + 4 * MATRICES_MAX, 0);
     c.push(Launch {
-        kernel: kernel_of("linear_prompt.cu", "linear_prompt", &[kind]).define("BLOCKS", kind.tile_blocks()),
+        kernel: kernel_of("linear_prompt.cu", "linear_prompt", &[kind])
+            .define("TILE_ROWS", kind.tile_rows())
+            .define("BLOCKS", kind.tile_blocks()),
         grid: [blocks as u32, rows.div_ceil(kind.tile_rows()) as u32, 1],
         block: 256,
-        shared: kind.tile_bytes() as u32,
+        shared: kind.tile_bytes(kind.tile_rows()) as u32,
         args: Args::new().words(&words),
     });
 }
@@ -337,7 +339,6 @@ fn decode(
     words.extend([pair(rows, cols), pair(targets.len(), slices)]);
     words.extend(places.words());
     words.extend(few.words());
-    words.push(pair(tiles, 0));
     let mut blocks = 0;
     for (matrix, out) in targets {
         let kind = kinds.iter().position(|&kind| kind == matrix.kind).unwrap_or(0);
@@ -347,22 +348,19 @@ fn decode(
         let outputs = if matrix.kind.group().is_some() { tiles * TILE } else { 4 * warps };
         blocks += matrix.rows.div_ceil(outputs);
     }
-    words.resize(20 + 5 * MATRICES_MAX, 0);
+    words.resize(19 + 5 * MATRICES_MAX, 0);
     c.push(Launch {
         kernel: kernel_of("linear.cu", "linear", &kinds)
             .define("ROWS", class)
-            .define("THREADS", threads_class(warps)),
+            .define("COLS", cols)
+            .define("THREADS", 32 * warps)
+            .define("TILES", tiles),
         grid: [blocks as u32, rows.div_ceil(class) as u32, 1],
         block: 32 * warps as u32,
         shared: if class > 8 { places.bytes } else { few.bytes } as u32,
         args: Args::new().words(&words),
     });
     Ok(())
-}
-
-/// Threads that a decode kernel is compiled for.
-pub(super) fn threads_class(warps: usize) -> usize {
-    if warps > WARPS_MAX { 512 } else { 256 }
 }
 
 /// Embedding rows of the step's tokens; rows without a token are left.

@@ -55,7 +55,7 @@ impl Kind {
     }
 
     /// Bytes of scales and biases of one group of a tile.
-    fn group_bytes(self) -> usize {
+    pub(super) fn group_bytes(self) -> usize {
         let floats = if self.0 >> 6 & 1 == 1 { 2 } else { 1 };
         TILE * floats * if self.dtype() == 2 { 4 } else { 2 }
     }
@@ -81,9 +81,9 @@ impl Kind {
         if self.group() == Some(128) || self.bits() > 4 { 64 } else { 128 }
     }
 
-    /// Bytes of a block's shared memory.
-    pub(super) fn tile_bytes(self) -> usize {
-        let (rows, groups) = (self.tile_rows(), if self.group() == Some(32) { 2 } else { 1 });
+    /// Bytes of a block's shared memory, for tiles of `rows` rows.
+    pub(super) fn tile_bytes(self, rows: usize) -> usize {
+        let groups = if self.group() == Some(32) { 2 } else { 1 };
         let stage =
             rows * 2 * STEP + 8 * 128 * self.bits() + 8 * groups * self.group_bytes() + groups * rows * 8;
         PROMPT_STAGES * stage

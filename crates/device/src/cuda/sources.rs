@@ -11,6 +11,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
     "draw.cu" => "cuda/draw.cu",
     "probe.cu" => "cuda/probe.cu",
+    "exact.cu" => "cuda/exact.cu",
     "linear.cu" => "cuda/linear.cu",
     "experts.cu" => "cuda/experts.cu",
     "experts_sort.cu" => "cuda/experts_sort.cu",
@@ -53,6 +54,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
     ("draw.cu", &[]),
     ("probe.cu", &[]),
+    ("exact.cu", &[]),
     // Kinds (linear.cuh): 16452 is 4-bit affine bf16 in groups of 64; 32788 4-bit symmetric f16, 128.
     (
         "linear.cu",
