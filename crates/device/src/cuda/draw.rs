@@ -146,7 +146,7 @@ impl Cuda {
         ];
         let prepared =
             launches.into_iter().map(|launch| self.kernels.prepare(launch)).collect::<Result<Vec<_>>>()?;
-        driver.launch(&prepared)?;
+        driver.launch(&prepared, true)?;
         let words = self.draw_results(results, stride * draws.len())?;
         for ((draw, words), empty) in draws.iter().zip(words.chunks_exact(stride)).zip(params.empty) {
             drawn.push(result(draw, words, empty)?);

@@ -114,8 +114,9 @@ pub(super) trait Driver: Send + Sync {
     fn load(&self, image: &[u8]) -> Result<usize>;
     /// A function of a loaded image, with as much dynamic shared memory allowed as the card has.
     fn function(&self, module: usize, name: &str) -> Result<Function>;
-    fn launch(&self, launches: &[Prepared]) -> Result;
-    /// Records launches as a graph without running them.
+    /// Queues launches. `overlap`: where the card can, each starts its prologue before the one before it ends.
+    fn launch(&self, launches: &[Prepared], overlap: bool) -> Result;
+    /// Records launches, overlapping ones, as a graph without running them.
     fn record(&self, launches: &[Prepared]) -> Result<GraphExec>;
     fn launch_graph(&self, graph: GraphExec) -> Result;
     fn free_graph(&self, graph: GraphExec);
@@ -260,10 +261,10 @@ impl Card {
         check("launch", unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), null_mut()) })
     }
 
-    fn queue_all(&self, launches: &[Prepared]) -> Result {
+    fn queue_all(&self, launches: &[Prepared], overlap: bool) -> Result {
         for (at, launch) in launches.iter().enumerate() {
             // The first of a list follows copies, which know nothing of overlapping.
-            self.queue(launch, at > 0 && self.facts.overlaps_launches())?;
+            self.queue(launch, at > 0 && overlap && self.facts.overlaps_launches())?;
         }
         Ok(())
     }
@@ -416,9 +417,9 @@ impl Driver for Card {
         Ok(function)
     }
 
-    fn launch(&self, launches: &[Prepared]) -> Result {
+    fn launch(&self, launches: &[Prepared], overlap: bool) -> Result {
         self.bind("launch")?;
-        self.queue_all(launches)
+        self.queue_all(launches, overlap)
     }
 
     fn record(&self, launches: &[Prepared]) -> Result<GraphExec> {
@@ -428,7 +429,7 @@ impl Driver for Card {
         // SAFETY: capture begins and ends on our stream; the graph is freed once its executable form exists.
         unsafe {
             check("graph", sys::cuStreamBeginCapture_v2(self.stream, mode))?;
-            let queued = self.queue_all(launches);
+            let queued = self.queue_all(launches, true);
             let ended = check("graph", sys::cuStreamEndCapture(self.stream, &mut graph));
             queued.and(ended)?;
             let made = check("graph", sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));

@@ -23,8 +23,6 @@ pub(super) struct Key {
 struct Entry {
     launches: Vec<Prepared>,
     graph: Option<GraphExec>,
-    /// Runs so far.
-    runs: u64,
     /// Clock of the last run.
     used: u64,
 }
@@ -74,26 +72,33 @@ impl Lists {
     /// Runs the list of `key`, made by `make` if it is not there.
     pub(super) fn run(&mut self, key: Key, make: impl FnOnce(&Key) -> Result<Vec<Prepared>>) -> Result {
         self.clock += 1;
+        // Blocks of the next kernel that wait for a long one to end would take its room: only short ones overlap.
+        let is_short = key.shape.rows <= GRAPH_ROWS_MAX;
         if !self.entries.contains_key(&key) {
             let launches = make(&key)?;
             self.make_room();
-            let entry = Entry { launches, graph: None, runs: 0, used: 0 };
+            let entry = Entry { launches, graph: None, used: 0 };
             let entry = self.entries.entry(key).or_insert(entry);
-            return Self::run_entry(&self.driver, entry, self.clock, false);
+            return Self::run_entry(&self.driver, entry, self.clock, is_short, false);
         }
-        let record = self.graphs && key.shape.rows <= GRAPH_ROWS_MAX;
         let entry = self.entries.get_mut(&key).expect("looked up above");
-        Self::run_entry(&self.driver, entry, self.clock, record)
+        Self::run_entry(&self.driver, entry, self.clock, is_short, self.graphs)
     }
 
-    fn run_entry(driver: &Arc<dyn Driver>, entry: &mut Entry, clock: u64, record: bool) -> Result {
-        (entry.runs, entry.used) = (entry.runs + 1, clock);
-        if record && entry.graph.is_none() && !entry.launches.is_empty() {
+    fn run_entry(
+        driver: &Arc<dyn Driver>,
+        entry: &mut Entry,
+        clock: u64,
+        is_short: bool,
+        record: bool,
+    ) -> Result {
+        entry.used = clock;
+        if record && is_short && entry.graph.is_none() && !entry.launches.is_empty() {
             entry.graph = Some(driver.record(&entry.launches)?);
         }
         match entry.graph {
             Some(graph) => driver.launch_graph(graph),
-            None => driver.launch(&entry.launches),
+            None => driver.launch(&entry.launches, is_short),
         }
     }
 

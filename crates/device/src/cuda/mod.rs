@@ -15,6 +15,7 @@ mod delta_rule;
 mod device;
 mod draw;
 mod driver;
+mod exact;
 mod experts;
 mod graph;
 mod kv;
@@ -33,6 +34,7 @@ mod state;
 mod tests;
 
 pub use check::{ARCHS, KernelReport, compile_all};
+pub use exact::inexact_sums;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -102,7 +104,8 @@ impl Cuda {
     pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
         let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
         compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
-        let kernels = Kernels::new(driver.clone(), settings.kernel_cache.clone());
+        let mut kernels = Kernels::new(driver.clone(), settings.kernel_cache.clone());
+        exact::check(settings.ordinal, &driver, &mut kernels)?;
         Self::on(driver, kernels, settings)
     }
 

@@ -43,7 +43,7 @@ pub fn limits(ordinal: usize, kernel_cache: Option<PathBuf>) -> Result<CardLimit
         for _ in 0..REPEATS {
             driver.synchronize()?;
             let start = Instant::now();
-            driver.launch(std::slice::from_ref(&launch))?;
+            driver.launch(std::slice::from_ref(&launch), false)?;
             driver.synchronize()?;
             best = best.min(start.elapsed().as_secs_f64());
         }

@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod draw;
+mod exact;
 mod matrices;
 mod rows;
 

@@ -128,7 +128,7 @@ impl Driver for Stub {
         Ok(Function(state.functions.len() - 1))
     }
 
-    fn launch(&self, launches: &[Prepared]) -> Result {
+    fn launch(&self, launches: &[Prepared], _overlap: bool) -> Result {
         let mut state = self.state();
         let names = launches.iter().map(|launch| state.functions[launch.function.0].clone()).collect();
         state.events.push(Event::Launched(names));
