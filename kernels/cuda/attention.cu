@@ -226,7 +226,8 @@ attention_spans(StepTables step, KvPool pool, AttentionShape shape, Queries quer
     uint count = min((uint)SPAN_BLOCKS, blocks - first);
     auto source_of = [&](uint at) {
         bool gathers = window.tree && (first + at + 1) * KEYS > window.start;
-        uint page = page_of(step, window, min((first + at) * KEYS, row.storage));
+        // The last row of the group may lie a page further than the first.
+        uint page = page_of(step, window, min((first + at) * KEYS, row.storage + rows.count - 1));
         return Source{pool, vectors.kv_head, kv_block(pool, page, vectors.kv_head),
                       ROWS == 1 && gathers ? room.places[at] : nullptr};
     };
