@@ -187,7 +187,7 @@ impl FewPlaces {
         let units_at = params_at + tiles * param_bytes;
         // Two inputs at most, each with units and sums.
         let exact_at = (units_at + 2 * rows * most_groups * 8).next_multiple_of(16);
-        let exact_bytes = most_groups * 4 * if rows == 1 { TILE } else { 20 * rows };
+        let exact_bytes = most_groups * 4 * if rows == 1 { 4 * TILE } else { 20 * rows };
         let sums_at = exact_at + tiles * exact_bytes;
         let bytes = sums_at + tiles * cols.div_ceil(SLICE) * rows * TILE * 4;
         let unit_groups = most_groups;
