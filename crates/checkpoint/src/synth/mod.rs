@@ -9,7 +9,7 @@ mod stream;
 mod values;
 mod write;
 
-use std::{collections::HashMap, fmt, str::FromStr};
+use std::{collections::HashMap, fmt, str::FromStr, thread};
 
 use quant::{Dtype, Encoding, Matrix, Scheme, Zero};
 use serde_json::Value;
@@ -17,6 +17,9 @@ use serde_json::Value;
 use crate::{Error, Expected, Kind, Problem, Projection, Source, checkpoint::lacks, names};
 
 pub use write::write;
+
+/// Threads that make the experts of a layer.
+const THREADS_MAX: usize = 16;
 
 /// How synthetic weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,7 +187,21 @@ impl Source for Synth {
         cols: usize,
     ) -> Result<Vec<Matrix>, Error> {
         self.check(prefix, Kind::Experts { projection, experts, rows, cols })?;
-        (0..experts).map(|e| self.generate(&expert_module(prefix, projection, e), true, rows, cols)).collect()
+        let one = |e: usize| self.generate(&expert_module(prefix, projection, e), true, rows, cols);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let all: Vec<usize> = (0..experts).collect();
+        let share = experts.div_ceil(threads).max(1);
+        // Every expert has a stream of its own, so the threads cannot change what it holds.
+        let parts: Vec<Result<Vec<Matrix>, Error>> = thread::scope(|scope| {
+            let spawn = |part: &'_ [usize]| scope.spawn(move || part.iter().map(|&e| one(e)).collect());
+            let running: Vec<_> = all.chunks(share).map(spawn).collect();
+            running.into_iter().map(|t| t.join().expect("generating does not panic")).collect()
+        });
+        let mut matrices = Vec::with_capacity(experts);
+        for part in parts {
+            matrices.extend(part?);
+        }
+        Ok(matrices)
     }
 
     fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {

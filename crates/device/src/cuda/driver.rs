@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
@@ -127,8 +127,16 @@ pub(super) trait Driver: Send + Sync {
 /// Slots of [`Driver::mark`].
 pub(super) const MARKS: usize = 16;
 
+/// Uploads of at least this many bytes go through pinned memory in parts of this size, copied on while the part
+/// before is on its way: pageable memory would go at a fraction of the bus.
+const PART_BYTES: usize = 16 << 20;
+/// Marks of the two parts in flight.
+const PART_MARKS: [usize; 2] = [MARKS - 2, MARKS - 1];
+
 /// The driver of one card.
 pub(super) struct Card {
+    /// Pinned parts of large uploads, made at the first.
+    parts: Mutex<Vec<Pinned>>,
     facts: Facts,
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -229,7 +237,7 @@ impl Card {
             memory: memory as u64,
             shared_max: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         };
-        Ok(Self { facts, device, context, stream, marks })
+        Ok(Self { parts: Mutex::default(), facts, device, context, stream, marks })
     }
 
     fn bind(&self, stage: &'static str) -> Result {
@@ -334,6 +342,9 @@ impl Driver for Card {
     }
 
     fn upload(&self, to: u64, from: &[u8]) -> Result {
+        if from.len() >= PART_BYTES {
+            return self.upload_parts(to, from);
+        }
         self.bind("upload")?;
         // SAFETY: the driver stages pageable memory before the call returns.
         check("upload", unsafe {
@@ -463,6 +474,21 @@ impl Driver for Card {
 }
 
 impl Card {
+    fn upload_parts(&self, to: u64, from: &[u8]) -> Result {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        while parts.len() < PART_MARKS.len() {
+            parts.push(self.pinned(PART_BYTES)?);
+        }
+        for (at, chunk) in from.chunks(PART_BYTES).enumerate() {
+            let slot = at % PART_MARKS.len();
+            self.wait_mark(PART_MARKS[slot])?;
+            parts[slot].bytes_mut()[..chunk.len()].copy_from_slice(chunk);
+            self.upload_queued(to + (at * PART_BYTES) as u64, &parts[slot], chunk.len())?;
+            self.mark(PART_MARKS[slot])?;
+        }
+        Ok(())
+    }
+
     fn attribute(&self, function: Function, attribute: sys::CUfunction_attribute) -> Result<u32> {
         let mut value = 0;
         // SAFETY: writes `value`; a function of a loaded module.
