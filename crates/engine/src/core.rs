@@ -243,7 +243,7 @@ impl Core {
         // own.
         let namespace = match (self.store.caches(), request.cache, request.choices > 1) {
             (false, ..) | (true, false, false) => None,
-            (true, true, _) => Some(format!("shared {}", request.namespace).into()),
+            (true, true, _) => Some(shared_namespace(&request.namespace).into()),
             (true, false, true) => Some(private_namespace(order).into()),
         };
         let request = Rc::new(request);
@@ -369,6 +369,11 @@ impl Core {
             self.store.drop_namespace(&private);
         }
     }
+}
+
+/// Name of a request's division of the prefix cache.
+pub(crate) fn shared_namespace(name: &str) -> String {
+    format!("shared {name}")
 }
 
 fn private_namespace(order: u64) -> String {

@@ -90,7 +90,7 @@ pub(crate) struct Running {
     context: Context,
     events: UnboundedReceiver<(usize, Event)>,
     /// Of each prompt; `None` once its replies are complete.
-    tickets: Vec<Option<Ticket>>,
+    tickets: Vec<Ticket>,
     per_prompt: usize,
     choices: Vec<Choice>,
     /// Scores of each prompt's tokens but the first.
@@ -140,7 +140,7 @@ impl Running {
             request.cache = job.cache;
             request.drafting = job.drafting;
             request.mask = job.mask.as_ref().map(|mask| mask.fork());
-            tickets.push(Some(served.session.engine().submit(request, Box::new(track))?));
+            tickets.push(served.session.engine().submit(request, Box::new(track))?);
         }
         Ok(Self {
             app: app.clone(),
@@ -260,9 +260,9 @@ impl Running {
             Event::Tokens { choice, tokens, scores } => {
                 let index = at(choice);
                 self.choices[index].read(index, &tokens, scores, updates);
-                let all = prompt * self.per_prompt..(prompt + 1) * self.per_prompt;
-                if self.choices[all].iter().all(|choice| choice.reader.ended()) {
-                    self.tickets[prompt] = None;
+                // A stop string or a closed call ends a choice that the engine would go on with.
+                if self.choices[index].reader.ended() {
+                    self.tickets[prompt].cancel(choice);
                 }
             }
             Event::Finished { choice, reason, stats } => {

@@ -77,10 +77,11 @@ impl Track {
 impl Sink for Track {
     fn event(&mut self, event: Event) {
         match &event {
-            Event::Admitted { choice, cache, queued } => {
+            Event::Admitted { choice, slot, cache, queued } => {
                 self.app.metrics().queued.observe(queued.as_secs_f64());
-                let slot = self.served.board.admit(&self.request_id, self.prompt_tokens, cache.hit_tokens);
-                self.choices[*choice as usize].0 = slot;
+                let slot = *slot as usize;
+                self.served.board.admit(slot, &self.request_id, self.prompt_tokens, cache.hit_tokens);
+                self.choices[*choice as usize].0 = Some(slot);
             }
             Event::Prefilled { choice, .. } => {
                 if let (Some(slot), _) = self.choices[*choice as usize] {
