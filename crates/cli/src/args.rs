@@ -10,6 +10,7 @@ use crate::commands::config::ConfigAction;
 use crate::commands::connect::ConnectArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::soak::SoakArgs;
 use crate::commands::template::TemplateArgs;
 use crate::commands::top::TopArgs;
 
@@ -85,6 +86,8 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
+    /// A long mixed load on a server, with clients that leave
+    Soak(SoakArgs),
     /// Built-in evaluations
     Eval {
         /// Which one

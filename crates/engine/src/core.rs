@@ -261,10 +261,15 @@ impl Core {
         }
     }
 
-    /// One turn of the loop. False: nothing to do until the next request.
-    pub fn tick(&mut self) -> bool {
+    /// Gives free slots to those who wait, without a step: what is told before a long step is then true.
+    pub fn welcome(&mut self) {
         self.reap();
         self.admit();
+    }
+
+    /// One turn of the loop. False: nothing to do until the next request.
+    pub fn tick(&mut self) -> bool {
+        self.welcome();
         let encoded = self.encode();
         let stall = self.settings.max_stall.saturating_sub(encoded);
         let views = self.views(stall);

@@ -224,6 +224,13 @@ fn serve(mut core: Core, commands: &Receiver<Command>, shared: &Shared) {
 fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> String {
     let mut waiting = 0;
     let mut busy = false;
+    let mut news = false;
+    let tell = |core: &Core, waiting: &mut usize| {
+        let still = core.waiting();
+        shared.queued.fetch_sub(*waiting - still, Ordering::AcqRel);
+        *waiting = still;
+        shared.publish(core.status());
+    };
     loop {
         let command = match busy {
             true => commands.try_recv(),
@@ -234,6 +241,7 @@ fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> Strin
                 core.submit(*checked, reply);
                 waiting += 1;
                 busy = true;
+                news = true;
                 continue;
             }
             Ok(Command::LookUp(checked, answer)) => {
@@ -245,11 +253,12 @@ fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> Strin
             Err(TryRecvError::Disconnected) if !busy => return "nobody uses it".into(),
             Err(_) => {}
         }
+        if std::mem::take(&mut news) {
+            core.welcome();
+            tell(core, &mut waiting);
+        }
         busy = core.tick();
-        let still = core.waiting();
-        shared.queued.fetch_sub(waiting - still, Ordering::AcqRel);
-        waiting = still;
-        shared.publish(core.status());
+        tell(core, &mut waiting);
         if core.device_lost() {
             return "the device is lost: step after step failed".into();
         }

@@ -13,6 +13,7 @@ mod logits;
 mod manual;
 mod run;
 pub(crate) mod serve;
+pub(crate) mod soak;
 mod synth;
 pub(crate) mod template;
 pub(crate) mod top;
@@ -42,6 +43,7 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Connect(args) => connect::connect(&args, output),
         Command::Top(args) => top::top(&args, output),
         Command::Config { action } => config::config(&action, cli.global.config.as_deref(), output),
+        Command::Soak(args) => soak::soak(&args, output),
         Command::Completions { shell } => manual::completions(shell, output),
         Command::Man { dir } => manual::manual(dir.as_deref(), output),
         Command::Version => version::version(output),
