@@ -158,6 +158,7 @@ impl<W: Writer> Pump<W> {
                     }
                 }
                 Err(error) => {
+                    self.running.log().failed(error.code.name());
                     self.writer.failed(&self.running, &error, &mut self.out);
                     self.wire.send(&mut self.out);
                     return false;

@@ -12,6 +12,7 @@ use super::app::Context;
 use super::asked::Asked;
 use super::auth::Turn;
 use super::error::ApiError;
+use super::log::Entry;
 use super::metrics::Stage;
 use super::receipt::Receipt;
 use super::record::Record;
@@ -96,6 +97,11 @@ pub(crate) struct Running {
     /// Scores of each prompt's tokens but the first.
     prompt_scores: Vec<Vec<Score>>,
     stage: Stage,
+    /// The request's line in the log.
+    pub(crate) fn log(&self) -> &Entry {
+        &self.context.log
+    }
+
     /// Tokens of all prompts, and those of them that came from the cache.
     prompt_tokens: (usize, usize),
     admitted: bool,
@@ -128,7 +134,7 @@ impl Running {
                 choices.push(Choice { reader, log: ScoreLog::new(job.scope, tokenizer), ended: None });
             }
             let place = (index, prompt.ids.len());
-            let track = Track::new(app, served, &context.request_id, place, job.choices, sender.clone());
+            let track = Track::new(app, served, context, place, job.choices, sender.clone());
             let mut request =
                 Request::new(std::mem::take(&mut prompt.ids), job.max_tokens.unwrap_or(usize::MAX));
             request.marks = std::mem::take(&mut prompt.marks);
@@ -293,14 +299,17 @@ impl Running {
 
     fn failed(&self, error: engine::ReplyError) -> ApiError {
         let is_draining = self.app.drain().phase() > super::drain::Phase::Open;
-        match error {
+        let error = match error {
             engine::ReplyError::Stopped { .. } if is_draining => draining(),
             error => error.into(),
-        }
+        };
+        self.context.log.failed(error.code.name());
+        error
     }
 
     fn count(&self, ended: &Ended) {
         let (metrics, outcome) = (self.app.metrics(), &ended.outcome);
+        self.context.log.ended(finish_name(&outcome.finish));
         let reasoning = outcome.usage.reasoning_tokens as u64;
         let rest = outcome.usage.completion_tokens as u64 - reasoning;
         // Tokens of a call cannot be told from those of the text around it; a reply with calls is mostly
@@ -319,6 +328,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over() {
             self.app.metrics().cancelled(self.stage);
+            self.context.log.left(self.stage);
         }
     }
 }

@@ -9,6 +9,7 @@ mod completions;
 mod demo;
 mod errors;
 mod live;
+mod logs;
 mod messages;
 mod ollama;
 mod page;

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use engine::Drafting;
 use server::http::{SamplingSource, Settings, SettingsError, Typed};
 
+use super::LogFormat;
 use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
 use crate::error::{Failure, Result};
 use crate::settings::{self, Thinking};
@@ -112,10 +113,16 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     #[arg(env = "CLARY_STALL_AFTER")]
     pub(crate) stall_after: Duration,
+    /// End with exit code 5 when the server stalls, so that a service manager starts it anew
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_EXIT_ON_STALL")]
+    pub(crate) exit_on_stall: bool,
     /// Target for the longest time between two steps of a running reply
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = time)]
     #[arg(env = "CLARY_MAX_STALL")]
     pub(crate) max_stall: Duration,
+    /// Form of the log on stderr; --quiet leaves warnings, -v adds probes
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "CLARY_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
 }
 
 /// What replies are like where the request does not say.
