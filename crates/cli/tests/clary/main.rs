@@ -3,10 +3,12 @@
 mod exact;
 mod inspect;
 mod looks;
+mod packaging;
 mod receipts;
 mod replies;
 mod scores;
 mod serve;
+mod soak;
 mod texts;
 mod usage;
 

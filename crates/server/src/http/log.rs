@@ -82,7 +82,7 @@ impl Entry {
     /// The first token of any choice.
     pub(crate) fn first_token(&self) {
         let time = self.start.elapsed();
-        self.reply(|reply| drop(reply.first_token.get_or_insert(time)));
+        self.reply(|reply| reply.first_token = reply.first_token.or(Some(time)));
     }
 
     /// A choice is over in the engine.
@@ -101,7 +101,7 @@ impl Entry {
 
     /// How a choice ended for the client; the first choice's word stays.
     pub(crate) fn ended(&self, finish: &'static str) {
-        self.reply(|reply| drop(reply.finish.get_or_insert(finish)));
+        self.reply(|reply| reply.finish = reply.finish.or(Some(finish)));
     }
 
     /// The client left, or was given up, in this stage.

@@ -97,11 +97,6 @@ pub(crate) struct Running {
     /// Scores of each prompt's tokens but the first.
     prompt_scores: Vec<Vec<Score>>,
     stage: Stage,
-    /// The request's line in the log.
-    pub(crate) fn log(&self) -> &Entry {
-        &self.context.log
-    }
-
     /// Tokens of all prompts, and those of them that came from the cache.
     prompt_tokens: (usize, usize),
     admitted: bool,
@@ -190,6 +185,11 @@ impl Running {
     /// Tokens of all prompts, and those of them that came from the cache as far as that is known.
     pub(crate) fn prompt_tokens(&self) -> (usize, usize) {
         self.prompt_tokens
+    }
+
+    /// The request's line in the log.
+    pub(crate) fn log(&self) -> &Entry {
+        &self.context.log
     }
 
     /// What was done on the client's behalf before the reply began.

@@ -68,9 +68,14 @@ async fn a_line_for_each_request() {
         let body = chat(json!({"stream": stream, "messages": [{"role": "user", "content": "confidential"}]}));
         assert_eq!(server.call(posted(id, &body)).await.status, 200);
         let line = line_of(id).await;
-        assert_eq!((&line["status"], &line["finish"], &line["level"]), (&json!(200), &json!("stop"), &json!("INFO")));
+        assert_eq!(
+            (&line["status"], &line["finish"], &line["level"]),
+            (&json!(200), &json!("stop"), &json!("INFO"))
+        );
         assert_eq!((&line["route"], &line["method"]), (&json!("/v1/chat/completions"), &json!("POST")));
-        assert!(line["prompt_tokens"].as_u64().unwrap() > 5 && line["generated_tokens"].as_u64().unwrap() > 3);
+        assert!(
+            line["prompt_tokens"].as_u64().unwrap() > 5 && line["generated_tokens"].as_u64().unwrap() > 3
+        );
         for time in ["queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "total_ms"] {
             assert!(line[time].as_f64().is_some_and(|ms| ms >= 0.0), "{time}: {line}");
         }

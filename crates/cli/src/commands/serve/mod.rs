@@ -57,8 +57,9 @@ pub(crate) fn serve(args: &ServeArgs, output: &Output) -> Result {
     let failed = |error: io::Error| Failure::new(Exit::Failure, format!("threads: {error}"));
     let runtime = Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().map_err(failed)?;
     // Where every line is a document, progress has no place among them.
-    let quiet = output.quiet || args.work.log_format == LogFormat::Json;
-    let result = runtime.block_on(run(ready, settings, Output { quiet, ..*output }));
+    let mut output = *output;
+    output.quiet |= args.work.log_format == LogFormat::Json;
+    let result = runtime.block_on(run(ready, settings, output));
     end_now(runtime);
     result
 }

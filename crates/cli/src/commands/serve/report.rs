@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use server::TextSide;
 use server::http::{Bind, ModelInfo, Settings};
 
-use super::options::ServeArgs;
+use super::options::{ServeArgs, WorkArgs};
 use super::self_test::SelfTest;
 use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
@@ -260,6 +260,22 @@ fn drafts(draft: Draft, mtp: bool) -> String {
     }
 }
 
+/// Limits that are not the usual ones.
+fn limits(work: &WorkArgs) -> Option<String> {
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+    let changed = [
+        ("queue", work.queue.to_string(), "128"),
+        ("queue-timeout", seconds(work.queue_timeout), "600 s"),
+        ("drain-timeout", seconds(work.drain_timeout), "30 s"),
+        ("stall-after", seconds(work.stall_after), "60 s"),
+        ("max-stall", seconds(work.max_stall), "0.2 s"),
+    ];
+    let changed = changed.iter().filter(|(_, found, usual)| found != usual);
+    let changed: Vec<String> =
+        changed.map(|(name, found, usual)| format!("{name} {found} (usual {usual})")).collect();
+    (!changed.is_empty()).then(|| format!("limits: {}", changed.join(", ")))
+}
+
 /// Anything off, missing or unusual.
 fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings) -> Vec<String> {
     let mut notes = Vec::new();
@@ -287,6 +303,7 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());
     }
+    notes.extend(limits(&args.work));
     if sizes.limit.is_none() {
         notes.push("memory: the system does not say what is free".to_owned());
     }

@@ -33,7 +33,8 @@ pub(super) async fn progress(app: &App, exit_on_stall: bool) -> Failure {
     if watchdog.is_none() && !exit_on_stall {
         return pending().await;
     }
-    let mut looks = interval(watchdog.map_or(LOOK, |time| (time / 3).min(LOOK).max(Duration::from_millis(1))));
+    let mut looks =
+        interval(watchdog.map_or(LOOK, |time| (time / 3).min(LOOK).max(Duration::from_millis(1))));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
