@@ -368,7 +368,8 @@ fn check_message(path: &str, message: &str) -> Result<(), TestCaseError> {
     prop_assert!(message.matches(MARK).count() <= 80 / MARK.len(), "repeated at length: {message}");
     // What a client wrote may be quoted; its own spelling of a path is no secret.
     let path: String = path.chars().take(80).collect();
-    let own = [&path, "../../etc/passwd", "file:///etc/passwd", "http://127.0.0.1/", "127.0.0.1.evil.example"];
+    let own =
+        [&path, "../../etc/passwd", "file:///etc/passwd", "http://127.0.0.1/", "127.0.0.1.evil.example"];
     let own = own.iter().fold(message.to_owned(), |message, own| message.replace(own, ""));
     let told = SECRETS.iter().find(|secret| own.contains(*secret));
     prop_assert!(told.is_none(), "{told:?} is told: {message}");
