@@ -229,6 +229,17 @@ fn a_log_for_programs() {
     assert!(!err.contains("What is"), "{err}");
 }
 
+/// Nobody reads this server's stderr, and more is said there than any pipe holds.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nobody() {
+    let server = Server::start("512", &["-v"]);
+    for _ in 0..1500 {
+        assert_eq!(server.ask("GET", "/health", None).0, 200);
+    }
+    server.signal("-TERM");
+    assert_eq!(server.end().0, Some(0));
+}
+
 /// A service manager hears of the start and the end, and has a sign of life meanwhile.
 #[test]
 fn a_service_manager_is_told() {

@@ -50,7 +50,7 @@ pub(crate) fn serve(args: &ServeArgs, output: &Output) -> Result {
         let message = "the reference device is outside the contracts and is not served";
         return Err(Failure::usage(message).hint("--device cpu"));
     }
-    log::start(args.work.log_format, output);
+    let _log = log::start(args.work.log_format, output);
     let settings = options::settings(args)?;
     // What can be refused without reading weights comes before anything that others see.
     let ready = Ready::new(args)?;
