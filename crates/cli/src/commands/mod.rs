@@ -11,9 +11,11 @@ mod eval;
 mod info;
 mod logits;
 mod manual;
+pub(crate) mod pull;
 mod run;
 pub(crate) mod serve;
 pub(crate) mod soak;
+pub(crate) mod stored;
 mod synth;
 pub(crate) mod template;
 pub(crate) mod top;
@@ -31,6 +33,9 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Run(args) => run::run(&args, output),
         Command::Chat(args) => chat::chat(&args, output),
         Command::Serve(args) => serve::serve(&args, output),
+        Command::Pull(args) => pull::pull(&args, output),
+        Command::List(args) => stored::list(&args, output),
+        Command::Rm(args) => stored::rm(&args, output),
         Command::Verify(args) => again::verify(&args, output),
         Command::Replay(args) => again::replay(&args, output),
         Command::Bundle(args) => again::bundle(&args, output),

@@ -4,6 +4,7 @@ mod exact;
 mod inspect;
 mod looks;
 mod packaging;
+mod pull;
 mod receipts;
 mod replies;
 mod scores;
@@ -11,6 +12,9 @@ mod serve;
 mod soak;
 mod texts;
 mod usage;
+
+#[path = "../stub/mod.rs"]
+mod stub;
 
 use std::io::Write;
 use std::path::PathBuf;

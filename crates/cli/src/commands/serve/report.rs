@@ -31,7 +31,7 @@ const CONTRACTS: [&str; 9] = ["E1", "E2", "E3", "E4", "E5", "E6", "E7", "E8", "E
 /// Facts of a model that clients are shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// Its id: the folder's name.
+    /// Its id: its name in the store, else the folder's.
     pub(crate) id: String,
     info: ModelInfo,
 }
@@ -41,9 +41,10 @@ impl Facts {
     pub(crate) fn of(weights: &Weights, args: &ModelArgs) -> Self {
         let folder = weights.dir.canonicalize().unwrap_or_else(|_| weights.dir.clone());
         let name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
-        let id = match weights.stored {
-            Stored::Folder(_) => name.unwrap_or_else(|| args.model.clone()),
-            Stored::Synth(_) => "synth".to_owned(),
+        let id = match (&weights.name, &weights.stored) {
+            (Some(name), _) => name.clone(),
+            (None, Stored::Folder(_)) => name.unwrap_or_else(|| args.model.clone()),
+            (None, Stored::Synth(_)) => "synth".to_owned(),
         };
         let tokenizer = tokenizer_config(&weights.dir);
         let info = ModelInfo {
