@@ -368,6 +368,7 @@ pub(crate) struct RunArgs {
 
 /// `chat`.
 #[derive(Debug, Args)]
+#[command(after_help = format!("At the prompt:\n{}", crate::commands::chat::HELP))]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -2,7 +2,7 @@
 
 pub(crate) mod again;
 mod bench;
-mod chat;
+pub(crate) mod chat;
 mod check;
 pub(crate) mod config;
 pub(crate) mod connect;

@@ -70,11 +70,14 @@ impl Origin {
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
         Some(Self { scheme, authority: uri.authority()?.as_str().to_ascii_lowercase() })
     }
+}
 
-    /// Whether nobody on the way can read along: TLS, or this machine.
-    fn is_private(&self) -> bool {
-        let host = self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host);
-        self.scheme == "https" || ["127.0.0.1", "localhost", "[::1]"].contains(&host)
+/// Whether nobody on the way can read along: TLS, or this machine.
+fn is_private(uri: &Uri) -> bool {
+    match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => uri.host().is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host)),
+        _ => false,
     }
 }
 
@@ -100,7 +103,7 @@ impl Hub {
         let wrong = |what: &str| Failure::usage(format!("--hub {url}: {what}")).hint(format!("--hub {URL}"));
         let uri: Uri = base.parse().map_err(|_| wrong("no address"))?;
         let origin = Origin::of(&uri).ok_or_else(|| wrong("https://HOST is expected"))?;
-        if !["http", "https"].contains(&origin.scheme.as_str()) || !origin.is_private() {
+        if !is_private(&uri) {
             return Err(wrong("https:// is expected"));
         }
         let config = Agent::config_builder()
@@ -127,7 +130,7 @@ impl Hub {
         let mut uri: Uri = url.parse().map_err(|_| nonsense(format!("{url}: no address")))?;
         for _ in 0..=REDIRECTS_MAX {
             let origin = Origin::of(&uri).ok_or_else(|| nonsense(format!("{uri}: no address")))?;
-            if !origin.is_private() {
+            if !is_private(&uri) {
                 return Err(nonsense(format!("the hub sends us to {uri}, which is not https")).into());
             }
             let mut request = self.agent.get(uri.clone());

@@ -325,6 +325,8 @@ fn nonsense_is_refused_before_loading() {
         (&["--api-key-file", "no/such/file"], "no/such/file"),
         (&["--ctx", "99999999"], "trained"),
         (&["--vision", "on"], "unexpected argument"),
+        (&["--audit", "5"], "this version has no --audit"),
+        (&["--top-k", "-1"], "invalid value '-1'"),
     ] {
         let args = [&["serve", &demo, "--port", "0"], options].concat();
         clary(&args).code(2).err_has(text).err_has("hint: ");
