@@ -115,9 +115,9 @@ impl Job<'_> {
         adopt(&partial, &lock, &self.listing.commit)?;
         let model = self.name.model();
         let folder = Folder { model: &model, commit: &self.listing.commit, dir: &partial };
-        let files = self.choose(folder)?;
+        let (files, small) = self.choose(folder)?;
         let bytes = files.iter().map(|file| file.bytes).sum();
-        let fetched = self.fetch(folder, &files, bytes, output)?;
+        let fetched = small + self.fetch(folder, &files, bytes, output)?;
         self.finish(&partial, &files)?;
         drop(lock);
         Ok(Pulled { files: files.len(), bytes, fetched: Some(fetched) })
@@ -145,17 +145,18 @@ impl Job<'_> {
         }
     }
 
-    /// Fetches the config and the index, and says which files are needed.
-    fn choose(&self, folder: Folder<'_>) -> Result<Vec<Remote>> {
+    /// Fetches the config and the index, and says which files are needed and how many bytes came.
+    fn choose(&self, folder: Folder<'_>) -> Result<(Vec<Remote>, u64)> {
         let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-        let small = |name: &str| -> Result<Option<Vec<u8>>> {
+        let mut fetched = 0;
+        let mut small = |name: &str| -> Result<Option<Vec<u8>>> {
             let Some(remote) = self.listing.file(name) else { return Ok(None) };
             if remote.bytes > SMALL_MAX {
                 let message =
                     format!("{name} has {}; no such file is that large", table::bytes(remote.bytes));
                 return Err(Failure::new(Exit::Model, message).hint("is this a model?"));
             }
-            Fetch::new(self.hub, folder, remote, &done, &stop).run()?;
+            fetched += Fetch::new(self.hub, folder, remote, &done, &stop).run()?;
             let path = folder.dir.join(name);
             fs::read(&path).map(Some).map_err(|error| Failure::file(&path, &error))
         };
@@ -164,7 +165,7 @@ impl Job<'_> {
             checkpoint::parse_config(&config)?;
         }
         let index = small(INDEX)?;
-        hub::needed(self.listing, index.as_deref(), &self.args.include)
+        Ok((hub::needed(self.listing, index.as_deref(), &self.args.include)?, fetched))
     }
 
     fn fetch(&self, folder: Folder<'_>, files: &[Remote], bytes: u64, output: &Output) -> Result<u64> {

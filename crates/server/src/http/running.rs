@@ -50,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) mask: Option<Box<dyn Mask>>,
     /// Tokens of reasoning, which the mask enforces.
     pub(crate) thinking_budget: Option<usize>,
+    /// The reply cannot end inside reasoning, which the mask enforces.
+    pub(crate) close_reasoning: bool,
     /// How to read each reply.
     pub(crate) reader: ReaderOptions,
     /// What was done on the client's behalf.

@@ -86,6 +86,14 @@ async fn reasoning_and_content_are_apart() {
     let choice = &reply["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("stop")));
     assert_eq!(reply["clary"]["notes"], json!([{"code": "ended_in_reasoning", "path": ""}]));
+    // Where reasoning must be closed, the end that the model wants there is not drawn.
+    let mut setup = Setup::default();
+    setup.typed.close_reasoning = true;
+    let closing = Server::with(setup);
+    closing.say("37 plus");
+    let on = json!({"reasoning_effort": "high", "clary": {"notes": true}, "max_tokens": 20});
+    let reply = closing.chat(on).await.ok();
+    assert_eq!((&reply["clary"]["notes"], &reply["usage"]["completion_tokens"]), (&json!([]), &json!(20)));
     let mut setup = Setup::default();
     setup.typed.reasoning_both = true;
     let both = Server::with(setup);

@@ -132,6 +132,9 @@ pub(crate) struct WordsArgs {
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     #[arg(env = "CLARY_THINKING_BUDGET")]
     pub(crate) thinking_budget: i64,
+    /// Do not let a reply end inside its reasoning: the model must close it first
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_CLOSE_REASONING")]
+    pub(crate) close_reasoning: bool,
     /// Where reasoning goes in OpenAI's replies
     #[arg(long, value_enum, default_value_t = ReasoningField::ReasoningContent)]
     #[arg(env = "CLARY_REASONING_FIELD")]
@@ -264,6 +267,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         thinking: args.model.thinking.map(|thinking| thinking == OnOff::On),
         template_kwargs: settings::kwargs(args.model.template_kwargs.as_deref().unwrap_or("{}"))?,
         thinking_budget: words.thinking_budget,
+        close_reasoning: words.close_reasoning,
         reasoning_both: words.reasoning_field == ReasoningField::Both,
         drafting: Drafting { policy: settings::policy(args.draft.draft), ..Drafting::default() },
         drain_timeout: args.work.drain_timeout,
