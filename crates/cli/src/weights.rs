@@ -96,12 +96,12 @@ impl Weights {
 
     /// `sha256:` and a digest that names the model in receipts: [`Checkpoint::fingerprint`], or for random
     /// weights that of what they are made from.
-    pub(crate) fn digest(&self) -> String {
+    pub(crate) fn digest(&self) -> Result<String> {
         let digest = match &self.stored {
-            Stored::Folder(checkpoint) => checkpoint.fingerprint(),
+            Stored::Folder(checkpoint) => checkpoint.fingerprint()?,
             Stored::Synth(synth) => Sha256::digest(format!("{:?}\n{}", self.recipe, synth.config())).into(),
         };
-        format!("sha256:{}", table::hex(&digest))
+        Ok(format!("sha256:{}", table::hex(&digest)))
     }
 
     /// What the folder holds; `None` for synthetic weights.

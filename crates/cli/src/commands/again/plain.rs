@@ -52,7 +52,7 @@ impl Plain {
         let settings = settings(receipt, words)?;
         let weights = Weights::open(model)?;
         let text = TextSide::open(&weights.dir)?;
-        let digest = weights.digest();
+        let digest = weights.digest()?;
         let digests = [
             ("model", &receipt.model, &digest),
             ("tokenizer", &receipt.tokenizer, &format!("sha256:{}", text.tokenizer.digest())),

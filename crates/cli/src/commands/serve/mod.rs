@@ -129,7 +129,7 @@ struct Loaded {
 
 /// Listens, loads, serves, ends. Those who ask while the model is being loaded are told so.
 async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
-    let facts = Facts::of(&ready.weights, &ready.args.model);
+    let facts = Facts::of(&ready.weights, &ready.args.model)?;
     let (orders, received) = Orders::watch(settings.drain_timeout)?;
     let listener = bind(&settings.bind).await?;
     let address = listener.address();

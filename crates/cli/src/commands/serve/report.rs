@@ -16,6 +16,7 @@ use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
 use crate::commands::again::kv_name;
 use crate::commands::version;
+use crate::error::Result;
 use crate::load;
 use crate::memory;
 use crate::table::{self, grouped};
@@ -38,7 +39,7 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// What can be known without loading.
-    pub(crate) fn of(weights: &Weights, args: &ModelArgs) -> Self {
+    pub(crate) fn of(weights: &Weights, args: &ModelArgs) -> Result<Self> {
         let folder = weights.dir.canonicalize().unwrap_or_else(|_| weights.dir.clone());
         let name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
         let id = match (&weights.name, &weights.stored) {
@@ -53,7 +54,7 @@ impl Facts {
             n_params: weights.config.parameters(),
             size: weights.bytes,
             build: version::commit().to_owned(),
-            digest: weights.digest(),
+            digest: weights.digest()?,
             kv: kv_name(args.kv).to_owned(),
             contracts: CONTRACTS.to_vec(),
             tokenizer_class: tokenizer["tokenizer_class"].as_str().unwrap_or_default().to_owned(),
@@ -61,7 +62,7 @@ impl Facts {
             pad_token: token(&tokenizer["pad_token"]),
             ..ModelInfo::default()
         };
-        Self { id, info }
+        Ok(Self { id, info })
     }
 
     /// The same, with the device.
