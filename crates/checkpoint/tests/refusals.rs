@@ -50,7 +50,7 @@ fn files_that_shrink_while_they_are_read() {
         let file = fs::File::options().write(true).open(dir.path().join(MAIN)).expect("ours");
         file.set_len(length / 4).expect("cut");
         let values = checkpoint
-            .check_values(&expected(checkpoint.config(), true, false), &mut |_, _| {})
+            .check_values(&expected(checkpoint.config(), checkpoint.has_mtp(), false), &mut |_, _| {})
             .expect_err("lost")
             .to_string();
         assert!(values.contains(MAIN) && values.contains("cannot be read any more"), "{values}");
