@@ -18,7 +18,7 @@ use crate::{
     read, report, verify,
 };
 
-/// A model folder with its files mapped. Cloning shares the maps.
+/// A model folder with its files open. Cloning shares them.
 ///
 /// Opening reads `config.json`, the index and every header; tensors are read when asked for.
 #[derive(Clone)]
@@ -109,7 +109,7 @@ impl Checkpoint {
     }
 
     /// A linear layer's weight `[rows, cols]`; the name is a canonical path without `.weight`. The bytes are
-    /// those of the mapped file, except for AutoRound, which is transposed. A patch embedding is flattened to
+    /// those of the file, except for AutoRound, which is transposed. A patch embedding is flattened to
     /// `[out, channels * time * height * width]`.
     pub fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         let found = Locator::new(self.folder()).module(module, rows, cols)?;
@@ -139,7 +139,7 @@ impl Checkpoint {
     pub fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let found = Locator::new(self.folder()).floats(name, shape)?;
         let found = found.ok_or_else(|| lacks(name, Kind::Vector { shape: shape.to_vec() }))?;
-        Ok(read::floats(self.folder(), &found))
+        Ok(read::floats(self.folder(), &found)?)
     }
 
     /// An unquantized tensor of any shape: its canonical shape and its values, as [`Self::vector`] gives
@@ -162,13 +162,13 @@ impl Checkpoint {
     pub fn norm(&self, name: &str, len: usize) -> Result<Vec<f64>, Error> {
         let found = Locator::new(self.folder()).floats(name, &[len])?;
         let found = found.ok_or_else(|| lacks(name, Kind::Norm { len }))?;
-        Ok(self.inner.norms.gamma(name, read::floats(self.folder(), &found)))
+        Ok(self.inner.norms.gamma(name, read::floats(self.folder(), &found)?))
     }
 
     /// A SHA-256 that names the model: over `config.json` as parsed, and of each weight file its name, length
     /// and header and the first [`crate::SAMPLE_BYTES`] of every [`crate::SAMPLE_EVERY`]. Reading all of a
     /// large model would take as long as loading it.
-    pub fn fingerprint(&self) -> [u8; 32] {
+    pub fn fingerprint(&self) -> Result<[u8; 32], Error> {
         fingerprint::fingerprint(self.folder())
     }
 

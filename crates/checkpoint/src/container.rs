@@ -1,15 +1,21 @@
-//! The safetensors container: header checks and the mapped file (`docs/formats.md` section 7).
+//! The safetensors container: header checks and bounded reads (`docs/formats.md` section 7).
+//!
+//! Weights are read, not mapped: a mapped file that another process shortens kills the process that looks at it.
 
 use std::{
     collections::HashSet,
     fmt,
     fs::{self, File},
+    io,
     ops::Range,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Arc,
+    thread,
 };
 
-use memmap2::{Mmap, UncheckedAdvice};
-use quant::{Dtype, Storage};
+use memmap2::{Mmap, MmapMut, UncheckedAdvice};
+use quant::{Bytes, Dtype, Storage};
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
@@ -21,6 +27,14 @@ use crate::{Error, HeaderProblem};
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// A multiple of every page size in use; ranges are given back in units of it.
 const PAGE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the start of a file that tell whether it is one of ours, and how long its header is.
+const START_BYTES: u64 = 64;
+/// Reads of at least this many bytes get pages of their own, which can be given back in parts.
+const PAGES_MIN: usize = 4 * PAGE_BYTES_MAX;
+/// Bytes that one thread reads of a large tensor.
+const SHARE_BYTES_MIN: usize = 4 << 20;
+/// Threads that read one tensor.
+const READERS_MAX: usize = 8;
 
 /// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,10 +103,14 @@ pub struct Entry {
 ///
 /// Entries come in the order of the header, which need not be that of their bytes.
 pub fn parse_header(file: &[u8]) -> Result<Vec<Entry>, HeaderProblem> {
+    parse_start(file, file.len() as u64)
+}
+
+/// The same from the first bytes of a file of `has` bytes, its header whole among them if it fits the file.
+fn parse_start(file: &[u8], has: u64) -> Result<Vec<Entry>, HeaderProblem> {
     if file.starts_with(b"version https://git-lfs") {
         return Err(HeaderProblem::Pointer);
     }
-    let has = file.len() as u64;
     let Some((prefix, rest)) = file.split_first_chunk::<8>() else {
         return Err(HeaderProblem::Short(has));
     };
@@ -198,41 +216,87 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
     }
 }
 
-/// A safetensors file, mapped for reading.
-pub(crate) struct MappedFile {
+/// A safetensors file, open for reading.
+#[derive(Debug)]
+pub(crate) struct WeightFile {
     /// Plain file name in the model folder.
     pub name: String,
-    map: Mmap,
+    /// Length when it was opened.
+    pub bytes: u64,
+    file: File,
 }
 
-impl MappedFile {
+impl WeightFile {
     /// Opens `dir/name`, which may be a link to a regular file, and checks its header.
     pub(crate) fn open(dir: &Path, name: &str) -> Result<(Self, Vec<Entry>), Error> {
         let path = dir.join(name);
         let file = open_regular(&path)?;
-        // SAFETY: the map is read-only. Bytes that another process changes under us would be read as other
-        // bytes: every use is of plain integers, for which any bit pattern is valid.
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        let read = || -> io::Result<_> {
+            let bytes = file.metadata()?.len();
+            Ok((bytes, read_start(&file, bytes)?))
+        };
+        let (bytes, start) = read().map_err(Error::io(path))?;
         let entries =
-            parse_header(&map).map_err(|problem| Error::Header { file: name.to_owned(), problem })?;
-        Ok((Self { name: name.to_owned(), map }, entries))
+            parse_start(&start, bytes).map_err(|problem| Error::Header { file: name.to_owned(), problem })?;
+        Ok((Self { name: name.to_owned(), bytes, file }, entries))
+    }
+
+    /// Reads bytes of the file into memory; an error where the file has lost them since it was opened.
+    pub(crate) fn read(&self, range: Range<usize>) -> io::Result<Bytes> {
+        let (at, length) = (range.start as u64, range.len());
+        if length < PAGES_MIN {
+            let mut bytes = vec![0; length];
+            self.file.read_exact_at(&mut bytes, at)?;
+            return Ok(bytes.into());
+        }
+        let mut pages = MmapMut::map_anon(length)?;
+        let share = length.div_ceil(READERS_MAX).max(SHARE_BYTES_MIN);
+        let read = |(part, out): (usize, &mut [u8])| self.file.read_exact_at(out, at + (part * share) as u64);
+        if length <= share {
+            read((0, &mut pages))?;
+        } else {
+            thread::scope(|scope| {
+                let parts = pages.chunks_mut(share).enumerate();
+                let running: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
+                running.into_iter().try_for_each(|reader| reader.join().expect("reading does not panic"))
+            })?;
+        }
+        let pages = Pages(pages.make_read_only()?);
+        Ok(Bytes::new(Arc::new(pages), 0..length).expect("as long as it was made"))
     }
 }
 
-impl Storage for MappedFile {
+/// The start of a file of `bytes` bytes: its header whole, if the file says one that fits.
+fn read_start(file: &File, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut start = vec![0; bytes.min(START_BYTES) as usize];
+    file.read_exact_at(&mut start, 0)?;
+    let length = start.first_chunk::<8>().map_or(0, |length| u64::from_le_bytes(*length));
+    if length <= HEADER_BYTES_MAX && 8 + length <= bytes && 8 + length > start.len() as u64 {
+        start.resize((8 + length) as usize, 0);
+        file.read_exact_at(&mut start, 0)?;
+    }
+    Ok(start)
+}
+
+/// Bytes in memory pages of their own.
+struct Pages(Mmap);
+
+impl Storage for Pages {
     fn bytes(&self) -> &[u8] {
-        &self.map
+        &self.0
     }
 
     fn discard(&self, range: Range<usize>) {
-        // Outwards to whole pages: many small arrays would otherwise stay between pages. Neighbours that are still
-        // in use are read from the file again.
-        let start = range.start / PAGE_BYTES_MAX * PAGE_BYTES_MAX;
-        let end = range.end.min(self.map.len()).next_multiple_of(PAGE_BYTES_MAX).min(self.map.len());
-        if !range.is_empty() && start < end {
-            // SAFETY: the map is a read-only view of a file, so dropped pages are read from the file again.
-            // A failure only means that the pages stay, which is harmless.
-            let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+        // Inwards to whole pages: neighbours may still be wanted.
+        let start = range.start.min(self.0.len()).next_multiple_of(PAGE_BYTES_MAX);
+        let end = match range.end >= self.0.len() {
+            true => self.0.len(),
+            false => range.end / PAGE_BYTES_MAX * PAGE_BYTES_MAX,
+        };
+        if start < end {
+            // SAFETY: the pages belong to this map alone and read as zeros from now on, valid bytes, which by the
+            // promise of `discard` nobody looks at. A failure only means that the pages stay.
+            let _ = unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }
 }
@@ -322,18 +386,50 @@ mod tests {
         );
     }
 
+    /// A file with one tensor of `data` bytes, opened.
+    fn opened(dir: &Path, data: usize) -> (WeightFile, Vec<u8>) {
+        let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{data}],"data_offsets":[0,{data}]}}}}"#);
+        let mut bytes = file(&header, data);
+        let start = bytes.len() - data;
+        bytes[start..].iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+        fs::write(dir.join("f"), &bytes).expect("written");
+        (WeightFile::open(dir, "f").expect("valid").0, bytes)
+    }
+
     #[test]
-    fn discarded_pages_keep_their_bytes() {
+    fn reads_of_every_length_give_the_files_bytes() {
         let dir = tempfile::tempdir().expect("a folder");
-        let header = r#"{"t":{"dtype":"U8","shape":[400000],"data_offsets":[0,400000]}}"#;
-        let bytes = file(header, 400_000);
-        fs::write(dir.path().join("f"), &bytes).expect("written");
-        let (mapped, _) = MappedFile::open(dir.path(), "f").expect("valid");
-        for range in
-            [0..bytes.len(), 0..0, 5..70_000, 100_000..usize::MAX, usize::MAX - 70_000..usize::MAX - 3]
-        {
-            mapped.discard(range);
+        let length = 3 * SHARE_BYTES_MIN + 12_345;
+        let (weights, bytes) = opened(dir.path(), length);
+        for range in [0..0, 5..6, 60..PAGES_MIN, 61..61 + PAGES_MIN, 77..SHARE_BYTES_MIN + 99, 1..length] {
+            assert!(weights.read(range.clone()).expect("there")[..] == bytes[range.clone()], "{range:?}");
         }
-        assert_eq!(mapped.bytes(), bytes);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_an_error() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (weights, _) = opened(dir.path(), 9 * SHARE_BYTES_MIN);
+        File::options().write(true).open(dir.path().join("f")).and_then(|f| f.set_len(5000)).expect("cut");
+        for range in [4000..6000, 100..100 + PAGES_MIN, 100..9 * SHARE_BYTES_MIN] {
+            let error = weights.read(range.clone()).expect_err("lost bytes");
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{range:?}");
+        }
+        assert_eq!(weights.read(100..5000).expect("still there").len(), 4900);
+    }
+
+    #[test]
+    fn discarding_leaves_the_bytes_around() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (weights, bytes) = opened(dir.path(), 400_000);
+        let bytes = &bytes[..400_000];
+        for range in [0..0, 5..70_000, 100_000..300_000, 350_000..usize::MAX, usize::MAX - 9..usize::MAX - 3]
+        {
+            let read = weights.read(0..400_000).expect("there");
+            let part = read.slice(range.start.min(400_000)..range.end.min(400_000)).expect("inside");
+            part.discard();
+            let (before, after) = (range.start.min(400_000), range.end.min(400_000));
+            assert!(read[..before] == bytes[..before] && read[after..] == bytes[after..], "{range:?}");
+        }
     }
 }

@@ -408,6 +408,21 @@ pub enum Problem {
         /// Row and group, or the index in the tensor.
         at: Vec<usize>,
     },
+    /// Bytes that were there when the file was opened cannot be read.
+    #[error(
+        "{file}: {bytes} bytes at {at} cannot be read any more ({detail}): the file has changed, or its disk fails; \
+         complete or replace the file and load again"
+    )]
+    Read {
+        /// File name.
+        file: String,
+        /// First byte.
+        at: usize,
+        /// How many.
+        bytes: usize,
+        /// What the system says.
+        detail: String,
+    },
 }
 
 impl From<Problem> for Error {
@@ -450,6 +465,7 @@ impl Problem {
             Self::Spellings { .. } => 12,
             Self::WeightShape { .. } => 13,
             Self::NonFinite { .. } => 14,
+            Self::Read { .. } => 15,
         }
     }
 }

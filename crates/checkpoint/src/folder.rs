@@ -6,7 +6,6 @@ use std::{
     io::ErrorKind,
     ops::Range,
     path::Path,
-    sync::Arc,
 };
 
 use quant::Bytes;
@@ -14,7 +13,7 @@ use quant::Bytes;
 use crate::{
     Error, Format, Problem, UnsupportedKind, Warning,
     config::{CONFIG_FILE, Config, parse_config},
-    container::{self, Entry, MappedFile, StoredDtype},
+    container::{self, Entry, StoredDtype, WeightFile},
     formats::Table,
     index::{INDEX_FILE, Index, read_index},
     json,
@@ -84,7 +83,7 @@ impl Tensor {
 /// All tensors of a model folder.
 pub(crate) struct Folder {
     pub config: Config,
-    pub files: Vec<Arc<MappedFile>>,
+    pub files: Vec<WeightFile>,
     /// By canonical name; expert layouts keep their spelling.
     pub tensors: HashMap<String, Tensor>,
     pub warnings: Vec<Warning>,
@@ -111,7 +110,7 @@ impl Folder {
         }
         let sidecar = match find_sidecar(dir, &files)? {
             Some(name) => {
-                let (file, entries) = MappedFile::open(dir, &name)?;
+                let (file, entries) = WeightFile::open(dir, &name)?;
                 files.push(file);
                 headers.push(entries);
                 Some(files.len() - 1)
@@ -120,7 +119,6 @@ impl Folder {
         };
         let tensors = gather(&files, headers, index.as_ref(), sidecar, &mut warnings)?;
         refuse_by_tensor(&tensors)?;
-        let files = files.into_iter().map(Arc::new).collect();
         Ok(Self { config, files, tensors, warnings })
     }
 
@@ -139,22 +137,27 @@ impl Folder {
         self.config.format()
     }
 
-    /// Bytes of a file, shared with the map.
-    pub(crate) fn bytes(&self, part: &Part) -> Bytes {
-        let owner = self.files[part.file].clone();
-        Bytes::new(owner, part.range.clone()).expect("headers were checked against the file")
+    /// Reads bytes of a file.
+    pub(crate) fn bytes(&self, part: &Part) -> Result<Bytes, Problem> {
+        let file = &self.files[part.file];
+        file.read(part.range.clone()).map_err(|source| Problem::Read {
+            file: file.name.clone(),
+            at: part.range.start,
+            bytes: part.range.len(),
+            detail: source.to_string(),
+        })
     }
 }
 
 type Headers = Vec<Vec<Entry>>;
 
 /// The files of the index, or the single file, with their headers.
-fn open_main(dir: &Path, index: Option<&Index>) -> Result<(Vec<MappedFile>, Headers), Error> {
+fn open_main(dir: &Path, index: Option<&Index>) -> Result<(Vec<WeightFile>, Headers), Error> {
     let Some(index) = index else {
         if matches!(fs::metadata(dir.join(SINGLE_FILE)), Err(e) if e.kind() == ErrorKind::NotFound) {
             return Err(Error::NoWeights(dir.to_owned()));
         }
-        let (file, entries) = MappedFile::open(dir, SINGLE_FILE)?;
+        let (file, entries) = WeightFile::open(dir, SINGLE_FILE)?;
         return Ok((vec![file], vec![entries]));
     };
     // All absences first: a partial download has sound files too.
@@ -163,7 +166,7 @@ fn open_main(dir: &Path, index: Option<&Index>) -> Result<(Vec<MappedFile>, Head
             return Err(Error::MissingShard { index: INDEX_FILE, file: file.clone() });
         }
     }
-    let opened = index.files.iter().map(|file| MappedFile::open(dir, file));
+    let opened = index.files.iter().map(|file| WeightFile::open(dir, file));
     Ok(opened.collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
 }
 
@@ -201,7 +204,7 @@ fn check_index(index: &Index, headers: &Headers, warnings: &mut Vec<Warning>) ->
 }
 
 /// The MTP file beside the index, if there is one (section 4).
-fn find_sidecar(dir: &Path, files: &[MappedFile]) -> Result<Option<String>, Error> {
+fn find_sidecar(dir: &Path, files: &[WeightFile]) -> Result<Option<String>, Error> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
         let Ok(name) = entry.map_err(Error::io(dir))?.file_name().into_string() else { continue };
@@ -222,7 +225,7 @@ fn find_sidecar(dir: &Path, files: &[MappedFile]) -> Result<Option<String>, Erro
 
 /// Moves all entries under their canonical names. MTP tensors of a sidecar replace those of the main files.
 fn gather(
-    files: &[MappedFile],
+    files: &[WeightFile],
     headers: Headers,
     index: Option<&Index>,
     sidecar: Option<usize>,

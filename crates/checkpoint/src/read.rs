@@ -19,15 +19,14 @@ const TILE_ROWS: usize = 64;
 /// Elements of each output row in a tile: one cache line of 4-byte ones.
 const TILE_INNER: usize = 16;
 
-/// Reads one module. AutoRound's is copied; every other shares the mapped bytes.
+/// Reads one module.
 pub(crate) fn matrix(folder: &Folder, module: &Module) -> Result<Matrix, Problem> {
     matrix_on(folder, module, threads())
 }
 
-/// Reads many modules, several at a time where they must be copied.
+/// Reads many modules, several at a time.
 pub(crate) fn matrices(folder: &Folder, modules: &[Module]) -> Result<Vec<Matrix>, Problem> {
-    let copied = modules.iter().any(|m| matches!(m.layout, Layout::Transposed { .. }));
-    let workers = if copied { threads().min(modules.len()) } else { 1 };
+    let workers = threads().min(modules.len());
     if workers <= 1 {
         return modules.iter().map(|m| matrix_on(folder, m, 1)).collect();
     }
@@ -53,35 +52,33 @@ fn threads() -> usize {
 }
 
 fn matrix_on(folder: &Folder, module: &Module, threads: usize) -> Result<Matrix, Problem> {
-    let stored = folder.bytes(&module.codes);
+    let stored = folder.bytes(&module.codes)?;
     let part = |p: &Option<crate::locate::Part>| {
-        p.as_ref().map_or_else(|| Bytes::from(Vec::new()), |p| folder.bytes(p))
+        p.as_ref().map_or_else(|| Ok(Bytes::from(Vec::new())), |p| folder.bytes(p))
     };
     let (rows, cols) = (module.rows, module.cols);
     let (codes, scales) = match &module.layout {
-        Layout::Rows => (stored, part(&module.scales)),
+        Layout::Rows => (stored, part(&module.scales)?),
         Layout::Shaped { .. } => {
             check_shape(folder, module)?;
-            (stored, part(&module.scales))
+            (stored, part(&module.scales)?)
         }
         Layout::Transposed { .. } => {
             check_zeros(folder, module)?;
-            let scales = part(&module.scales);
+            let scales = part(&module.scales)?;
             let transposed = match module.encoding {
                 Encoding::Grouped(scheme) if scheme.scales.size() == 4 => transpose::<4>(&scales, rows, 1),
                 _ => transpose::<2>(&scales, rows, 1),
             };
             let codes = transpose::<4>(&stored, rows, threads);
-            // Copied: the mapped pages have done their duty.
-            stored.discard();
             (codes.into(), transposed.into())
         }
         Layout::ChannelsLast { channels } => {
             let Encoding::Dense(dtype) = module.encoding else { unreachable!("located as floats") };
-            (channels_second(&stored, rows, *channels, dtype.size()).into(), part(&module.scales))
+            (channels_second(&stored, rows, *channels, dtype.size()).into(), part(&module.scales)?)
         }
     };
-    let matrix = Matrix::new(rows, cols, module.encoding, codes, scales, part(&module.biases));
+    let matrix = Matrix::new(rows, cols, module.encoding, codes, scales, part(&module.biases)?);
     Ok(matrix.expect("located parts have the sizes of the matrix"))
 }
 
@@ -152,7 +149,7 @@ pub(crate) fn check_zeros(folder: &Folder, module: &Module) -> Result<(), Proble
     };
     debug_assert_eq!(scheme.zero, Zero::Symmetric);
     let middle = if scheme.bits == 4 { 0x77 } else { 0x7f };
-    if folder.bytes(zeros).iter().all(|&b| b == middle) {
+    if folder.bytes(zeros)?.iter().all(|&b| b == middle) {
         return Ok(());
     }
     Err(Problem::Asymmetric { module: module.label() })
@@ -161,7 +158,7 @@ pub(crate) fn check_zeros(folder: &Folder, module: &Module) -> Result<(), Proble
 /// compressed-tensors: `weight_shape` holds rows and columns.
 pub(crate) fn check_shape(folder: &Folder, module: &Module) -> Result<(), Problem> {
     let Layout::Shaped { shape } = &module.layout else { return Ok(()) };
-    let bytes = folder.bytes(shape);
+    let bytes = folder.bytes(shape)?;
     let numbers = bytes.as_chunks::<8>().0;
     let found = [numbers[0], numbers[1]].map(i64::from_le_bytes);
     let expected = [module.rows, module.cols];
@@ -172,8 +169,8 @@ pub(crate) fn check_shape(folder: &Folder, module: &Module) -> Result<(), Proble
 }
 
 /// Reads floats, widened, in canonical axis order.
-pub(crate) fn floats(folder: &Folder, floats: &Floats) -> Vec<f32> {
-    let bytes = folder.bytes(&floats.part);
+pub(crate) fn floats(folder: &Folder, floats: &Floats) -> Result<Vec<f32>, Problem> {
+    let bytes = folder.bytes(&floats.part)?;
     let mut out = vec![0.0; bytes.len() / floats.dtype.size()];
     match floats.channels_last {
         Some([outer, .., channels]) => {
@@ -182,7 +179,7 @@ pub(crate) fn floats(folder: &Folder, floats: &Floats) -> Vec<f32> {
         }
         None => read_float_row(floats.dtype, &bytes, &mut out),
     }
-    out
+    Ok(out)
 }
 
 #[cfg(test)]

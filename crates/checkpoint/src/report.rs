@@ -81,11 +81,7 @@ pub struct MtpReport {
 /// Gathers the report.
 pub(crate) fn report(folder: &Folder) -> Report {
     let mut files: Vec<FileReport> = (folder.files.iter())
-        .map(|f| FileReport {
-            name: f.name.clone(),
-            bytes: quant::Storage::bytes(&**f).len() as u64,
-            tensors: 0,
-        })
+        .map(|f| FileReport { name: f.name.clone(), bytes: f.bytes, tensors: 0 })
         .collect();
     let mut dtypes: BTreeMap<&'static str, (usize, u64)> = BTreeMap::new();
     let mut schemes: BTreeMap<String, usize> = BTreeMap::new();

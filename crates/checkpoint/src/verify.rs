@@ -11,6 +11,9 @@ use crate::{
     names, read,
 };
 
+/// Bytes of a tensor that are looked at together; a multiple of every float's size.
+const PIECE_BYTES: usize = 16 << 20;
+
 /// Proof that everything expected is there with the right shapes.
 #[derive(Clone, Debug, Default)]
 pub struct Verified {
@@ -172,18 +175,22 @@ fn finite(
     stored: &Part,
     place: impl Fn(usize) -> Vec<usize>,
 ) -> Result<(), Problem> {
-    let bytes = folder.bytes(stored);
     // A float is not finite when all exponent bits are set; they are in its upper half.
     let (size, mask) = match dtype {
         Dtype::Bf16 | Dtype::F32 => (dtype.size(), 0x7f80),
         Dtype::F16 => (2, 0x7c00),
     };
-    let bad = bytes.chunks_exact(size).position(|b| {
-        let upper = u16::from_le_bytes([b[size - 2], b[size - 1]]);
-        upper & mask == mask
-    });
-    match bad {
-        Some(at) => Err(Problem::NonFinite { module: module.to_owned(), part, at: place(at) }),
-        None => Ok(()),
+    let Part { file, range } = stored.clone();
+    for start in range.clone().step_by(PIECE_BYTES) {
+        let piece = Part { file, range: start..range.end.min(start + PIECE_BYTES) };
+        let bad = folder.bytes(&piece)?.chunks_exact(size).position(|b| {
+            let upper = u16::from_le_bytes([b[size - 2], b[size - 1]]);
+            upper & mask == mask
+        });
+        if let Some(at) = bad {
+            let at = place((start - range.start) / size + at);
+            return Err(Problem::NonFinite { module: module.to_owned(), part, at });
+        }
     }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use common::{copy, format, join, split};
 #[test]
 fn the_fingerprint_follows_the_files() {
     let source = format("mlx-4bit");
-    let of = |dir: &std::path::Path| Checkpoint::open(dir).unwrap().fingerprint();
+    let of = |dir: &std::path::Path| Checkpoint::open(dir).unwrap().fingerprint().unwrap();
     let known = of(&source);
     let same = copy(&source);
     fs::write(same.path().join("README.md"), "words").unwrap();

@@ -40,6 +40,23 @@ fn damaged_containers() {
     });
 }
 
+/// Bytes that go after the headers were checked are an error of the tensor that needs them, not of the process.
+#[test]
+fn files_that_shrink_while_they_are_read() {
+    all_indexed(|source, _| {
+        let dir = copy(source);
+        let checkpoint = Checkpoint::open(dir.path()).expect("whole");
+        let length = fs::metadata(dir.path().join(MAIN)).expect("there").len();
+        let file = fs::File::options().write(true).open(dir.path().join(MAIN)).expect("ours");
+        file.set_len(length / 4).expect("cut");
+        let values = checkpoint
+            .check_values(&expected(checkpoint.config(), checkpoint.has_mtp(), false), &mut |_, _| {})
+            .expect_err("lost")
+            .to_string();
+        assert!(values.contains(MAIN) && values.contains("cannot be read any more"), "{values}");
+    });
+}
+
 #[test]
 fn damaged_indexes() {
     all_indexed(|source, names| {

@@ -9,13 +9,17 @@ use crate::commands::again::{BundleArgs, ReplayArgs, VerifyArgs};
 use crate::commands::config::ConfigAction;
 use crate::commands::connect::ConnectArgs;
 use crate::commands::doctor::DoctorArgs;
+use crate::commands::pull::PullArgs;
 use crate::commands::serve::ServeArgs;
+use crate::commands::soak::SoakArgs;
+use crate::commands::stored::{ListArgs, RmArgs};
 use crate::commands::template::TemplateArgs;
 use crate::commands::top::TopArgs;
 
 /// Inference for the Qwen3.5-MoE family.
 ///
-/// A MODEL is a folder with config.json and safetensors files, or
+/// A MODEL is a folder with config.json and safetensors files, a name `owner/name[@revision]` that `pull`
+/// has fetched, or
 /// `synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S`: random weights made in memory.
 ///
 /// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
@@ -63,6 +67,12 @@ pub(crate) enum Color {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Fetch a model from a hub into the store; a second run goes on where the first ended
+    Pull(PullArgs),
+    /// The models in the store
+    List(ListArgs),
+    /// Remove a model from the store
+    Rm(RmArgs),
     /// What a model is, what it needs and what can run it
     Info(InfoArgs),
     /// Check every shape, width and value of a model without running it
@@ -85,6 +95,8 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
+    /// A long mixed load on a server, with clients that leave
+    Soak(SoakArgs),
     /// Built-in evaluations
     Eval {
         /// Which one
@@ -357,6 +369,7 @@ pub(crate) struct RunArgs {
 
 /// `chat`.
 #[derive(Debug, Args)]
+#[command(after_help = format!("At the prompt:\n{}", crate::commands::chat::HELP))]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use ureq::http::Response;
-use ureq::{Agent, Body};
+use ureq::typestate::WithBody;
+use ureq::{Agent, Body, RequestBuilder};
 
 use crate::error::{Exit, Failure, Result};
 
@@ -25,6 +26,15 @@ pub(crate) struct Client {
     /// `http://HOST:PORT`, without a slash at the end.
     pub(crate) base: String,
     key: Option<String>,
+}
+
+/// What became of a request that waited no longer than it wanted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The client left before the answer began.
+    Left,
+    /// The answer began, with this status, and was left.
+    Answered(u16),
 }
 
 /// A whole answer.
@@ -88,12 +98,7 @@ impl Client {
 
     /// Asks for a page.
     pub(crate) fn get(&self, path: &str) -> Result<Answer> {
-        let request = self.agent.get(format!("{}{path}", self.base));
-        let request = match &self.key {
-            Some(key) => request.header("authorization", format!("Bearer {key}")),
-            None => request,
-        };
-        self.whole(request.call())
+        self.whole(self.keyed(self.agent.get(format!("{}{path}", self.base))).call())
     }
 
     /// Sends a request and waits for the whole answer.
@@ -110,13 +115,34 @@ impl Client {
         Ok((status, Lines(BufReader::new(reader))))
     }
 
+    /// Sends a request and leaves: after this time without an answer, or when the answer begins.
+    pub(crate) fn post_briefly(&self, path: &str, body: &Value, patience: Duration) -> Result<Left> {
+        match self
+            .prepared(path)
+            .config()
+            .timeout_recv_response(Some(patience))
+            .build()
+            .send(body.to_string())
+        {
+            Ok(response) => Ok(Left::Answered(response.status().as_u16())),
+            Err(ureq::Error::Timeout(_)) => Ok(Left::Left),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
     fn send(&self, path: &str, body: &Value) -> std::result::Result<Response<Body>, ureq::Error> {
-        let request = self.agent.post(format!("{}{path}", self.base)).content_type("application/json");
-        let request = match &self.key {
+        self.prepared(path).send(body.to_string())
+    }
+
+    fn prepared(&self, path: &str) -> RequestBuilder<WithBody> {
+        self.keyed(self.agent.post(format!("{}{path}", self.base)).content_type("application/json"))
+    }
+
+    fn keyed<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.key {
             Some(key) => request.header("authorization", format!("Bearer {key}")),
             None => request,
-        };
-        request.send(body.to_string())
+        }
     }
 
     fn whole(&self, sent: std::result::Result<Response<Body>, ureq::Error>) -> Result<Answer> {

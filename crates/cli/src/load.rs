@@ -203,9 +203,9 @@ pub(crate) fn plan_line(plan: &MemoryPlan) -> String {
     format!("{}  = {}", parts.join("  "), table::bytes(plan.total()))
 }
 
-/// `8 layers, 12 experts, hidden 256, 13.0 MiB`.
+/// `8 layers, 12 experts, hidden 256, 13.0 MiB stored`: with MTP and vision, where they are there.
 pub(crate) fn summary(weights: &Weights) -> String {
     let config = &weights.config;
     let (layers, experts, hidden) = (config.layers.len(), config.experts, config.hidden);
-    format!("{layers} layers, {experts} experts, hidden {hidden}, {}", table::bytes(weights.bytes))
+    format!("{layers} layers, {experts} experts, hidden {hidden}, {} stored", table::bytes(weights.bytes))
 }

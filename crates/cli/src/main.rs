@@ -5,6 +5,7 @@ mod client;
 mod commands;
 mod config;
 mod error;
+mod hub;
 mod ids;
 mod interrupt;
 mod load;
@@ -17,6 +18,7 @@ mod reply;
 mod scheme;
 mod session;
 mod settings;
+mod store;
 mod synth;
 mod table;
 mod target;
@@ -26,8 +28,8 @@ mod weights;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{Arg, CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 use error::{Exit, Failure};
@@ -35,15 +37,28 @@ use output::Output;
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let cli = match Cli::try_parse_from(&words) {
+    let parsed = command().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return not_parsed(&error),
+        Err(error) => return not_parsed(&error, &words),
     };
     let output = Output::new(&cli.global);
     match complete(cli, &words).and_then(|cli| commands::dispatch(cli, &output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => report(&failure, &output),
     }
+}
+
+/// The command line. A negative number is a value wherever one is expected: its parser says what is allowed.
+fn command() -> clap::Command {
+    fn each(command: clap::Command) -> clap::Command {
+        let number = |arg: Arg| match arg.get_action().takes_values() && !arg.is_positional() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        };
+        command.mut_args(number).mut_subcommands(each)
+    }
+    each(Cli::command())
 }
 
 /// Adds what the configuration file says about the server.
@@ -63,8 +78,20 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
     ExitCode::from(failure.exit as u8)
 }
 
+/// Options that `docs/api.md` names and this version does not have. A similar option would be a wrong tip.
+const LATER: [&str; 8] = [
+    "--audit",
+    "--cache-device",
+    "--exit-on-stall",
+    "--image-background",
+    "--image-max-tokens",
+    "--image-url-allow",
+    "--late-system",
+    "--numa",
+];
+
 /// Help goes to stdout, mistakes to stderr with a hint.
-fn not_parsed(error: &clap::Error) -> ExitCode {
+fn not_parsed(error: &clap::Error, words: &[OsString]) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return match error.print() {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -76,15 +103,29 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let text = text.split("\nFor more information").next().unwrap_or_default().trim_end();
+    let named = words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| !word.starts_with('-'));
+    let help = named.filter(|name| Cli::command().find_subcommand(name).is_some());
+    let help = format!("`clary help {}` lists what a command takes", help.unwrap_or("COMMAND"));
     let hint = match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             let usage = text.strip_prefix("error: ").unwrap_or(text);
             eprint_lossy(&format!("error: a command is needed\n\n{usage}\n"));
-            "`clary run MODEL \"question\"` gives one reply"
+            match named {
+                None => "`clary run MODEL \"question\"` gives one reply".to_owned(),
+                Some(_) => help,
+            }
+        }
+        ErrorKind::UnknownArgument => {
+            let is_later = |option: &&&str| text.lines().next().is_some_and(|line| line.contains(**option));
+            match LATER.iter().find(is_later) {
+                Some(option) => eprint_lossy(&format!("error: this version has no {option}\n")),
+                None => eprint_lossy(&format!("{text}\n")),
+            }
+            help
         }
         _ => {
             eprint_lossy(&format!("{text}\n"));
-            "`clary help COMMAND` lists what a command takes"
+            help
         }
     };
     eprint_lossy(&format!("hint: {hint}\n"));

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Exit, Failure, Result};
+use crate::store::{Name, Store};
 
 /// A MODEL as typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A folder.
     Folder(PathBuf),
+    /// A folder of the store, and the name it was found by, without the revision.
+    Stored(PathBuf, String),
     /// Random weights.
     Synth(SynthSpec),
 }
@@ -47,25 +50,21 @@ impl Origin {
             return Err(Failure::new(Exit::Model, format!("{text} is a file; a MODEL is a folder"))
                 .hint(format!("try {}", parent.display())));
         }
-        let missing = Failure::new(Exit::Model, format!("{text}: no such folder"));
-        Err(if is_name(text) {
-            missing.hint(format!("there is no local store yet to find the name {text} in; give a folder"))
-        } else {
-            missing.hint(
-                "a MODEL is a folder with config.json and safetensors files, or synth:CONFIG.json?scheme=S",
-            )
-        })
+        let Some(name) = Name::parse(text) else {
+            return Err(Failure::new(Exit::Model, format!("{text}: no such folder")).hint(
+                "a MODEL is a folder with config.json and safetensors files, a pulled owner/name, or \
+                 synth:CONFIG.json?scheme=S",
+            ));
+        };
+        let store = Store::new(None)?;
+        match store.find(&name) {
+            Some(dir) => Ok(Self::Stored(dir, name.model())),
+            None => {
+                let message = format!("{text}: no such folder, and not in {}", store.root.display());
+                Err(Failure::new(Exit::Model, message).hint(format!("`clary pull {text}` fetches it")))
+            }
+        }
     }
-}
-
-/// `owner/name` or `owner/name@revision`.
-fn is_name(text: &str) -> bool {
-    let plain = |part: &str| {
-        let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
-    };
-    let (path, revision) = text.split_once('@').unwrap_or((text, "main"));
-    path.split_once('/').is_some_and(|(owner, name)| plain(owner) && plain(name)) && plain(revision)
 }
 
 impl SynthSpec {
@@ -133,14 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn names_of_published_models() {
-        for (text, wanted) in
-            [("a/b", true), ("a/b@c1", true), ("./b", false), ("a/b/c", false), ("a", false)]
-        {
-            assert_eq!(is_name(text), wanted, "{text}");
-        }
+    fn a_name_that_was_not_pulled() {
         let failure = Origin::parse("nobody/nothing").unwrap_err();
         assert_eq!(failure.exit, Exit::Model);
-        assert!(failure.hint.unwrap().contains("no local store yet"));
+        assert!(failure.hint.unwrap().contains("clary pull nobody/nothing"));
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Weights {
     pub(crate) parts: Parts,
     /// Bytes of all that is stored: at least what a run loads, which has no vision tower yet.
     pub(crate) bytes: u64,
+    /// The name it was found by in the store.
+    pub(crate) name: Option<String>,
     /// The folder with the tokenizer's files.
     pub(crate) dir: PathBuf,
     /// What is worth saying.
@@ -42,6 +44,7 @@ impl Weights {
     pub(crate) fn open(model: &str) -> Result<Self> {
         match Origin::parse(model)? {
             Origin::Folder(dir) => Self::folder(&dir),
+            Origin::Stored(dir, name) => Ok(Self { name: Some(name), ..Self::folder(&dir)? }),
             Origin::Synth(spec) => Self::synth(&spec),
         }
     }
@@ -62,6 +65,7 @@ impl Weights {
             warnings,
             stored: Stored::Folder(checkpoint),
             recipe: None,
+            name: None,
         })
     }
 
@@ -77,6 +81,7 @@ impl Weights {
             dir: dir.to_owned(),
             warnings: Vec::new(),
             stored: Stored::Synth(synth),
+            name: None,
             recipe: Some((spec.scheme.clone(), spec.seed)),
         })
     }
@@ -91,12 +96,12 @@ impl Weights {
 
     /// `sha256:` and a digest that names the model in receipts: [`Checkpoint::fingerprint`], or for random
     /// weights that of what they are made from.
-    pub(crate) fn digest(&self) -> String {
+    pub(crate) fn digest(&self) -> Result<String> {
         let digest = match &self.stored {
-            Stored::Folder(checkpoint) => checkpoint.fingerprint(),
+            Stored::Folder(checkpoint) => checkpoint.fingerprint()?,
             Stored::Synth(synth) => Sha256::digest(format!("{:?}\n{}", self.recipe, synth.config())).into(),
         };
-        format!("sha256:{}", table::hex(&digest))
+        Ok(format!("sha256:{}", table::hex(&digest)))
     }
 
     /// What the folder holds; `None` for synthetic weights.

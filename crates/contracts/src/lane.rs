@@ -41,12 +41,13 @@ pub fn random_text(vocabulary: usize, tokens: usize, seed: u64) -> Vec<u32> {
     text
 }
 
-/// A small generator for cases (splitmix64).
+/// A small generator for cases (splitmix64); its seed.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
+    /// A number below `limit`, which is above 0.
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

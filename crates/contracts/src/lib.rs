@@ -22,6 +22,6 @@ pub mod soak;
 mod subject;
 
 pub use exact::{Exact, exact};
-pub use lane::{Lane, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
+pub use lane::{Lane, Random, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
 pub use report::{Contract, Outcome, Report, Tally};
 pub use subject::{Error, Folder, Sizes, Subject, check, check_replies};

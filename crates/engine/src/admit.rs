@@ -2,11 +2,12 @@
 
 use model::{PAGE_TOKENS, SlotId};
 
-use crate::core::{Core, Job};
+use crate::core::{Core, Job, shared_namespace};
 use crate::drafting::CopyIndex;
 use crate::event::{CacheReport, Event, FinishReason, Miss, ReplyError};
 use crate::prefix_cache::Found;
-use crate::running::{Running, Wish, snapshots_at};
+use crate::request::Checked;
+use crate::running::{Running, Wish, prompt_keys, snapshots_at};
 use crate::sampling::Penalties;
 use crate::store::Resumed;
 
@@ -14,16 +15,17 @@ impl Core {
     /// Ends what was cancelled or waited too long.
     pub(crate) fn reap(&mut self) {
         for slot in 0..self.slots.len() {
-            if self.slots[slot].as_ref().is_some_and(|running| running.reply.cancelled()) {
+            if self.slots[slot].as_ref().is_some_and(|running| running.reply.cancelled(running.choice)) {
                 self.retire(slot, FinishReason::Cancelled);
             }
         }
         let now = self.clock.now();
         let mut at = 0;
         while at < self.queue.len() {
-            let waited = now.saturating_sub(self.queue[at].arrived);
+            let job = &self.queue[at];
+            let waited = now.saturating_sub(job.arrived);
             let reason = match () {
-                () if self.queue[at].reply.cancelled() => FinishReason::Cancelled,
+                () if job.reply.cancelled(job.choice) => FinishReason::Cancelled,
                 () if waited > self.settings.queue_timeout => {
                     FinishReason::Failed(ReplyError::QueueTimeout { waited })
                 }
@@ -77,6 +79,17 @@ impl Core {
         Ok(())
     }
 
+    /// What the cache would give a request now. Changes nothing.
+    pub fn look_up_now(&self, checked: &Checked) -> CacheReport {
+        let request = &checked.0;
+        if !request.cache || !self.store.caches() || request.prompt_logprobs.is_some() {
+            return CacheReport { hit_tokens: 0, known_tokens: 0, miss: Some(Miss::Off) };
+        }
+        let keys = prompt_keys(request);
+        let found = self.store.known(&shared_namespace(&request.namespace), &keys, keys.len() - 1);
+        CacheReport { hit_tokens: found.position, known_tokens: found.known, miss: found.miss }
+    }
+
     fn look_up(&mut self, job: &Job) -> Found {
         // Rows that are scored must run; one row must run to be drawn from.
         let scored = job.request.prompt_logprobs.is_some() && job.choice == 0;
@@ -91,7 +104,8 @@ impl Core {
     fn start(&mut self, slot: usize, job: Job, length_max: usize, found: &Found, resumed: Resumed) {
         let now = self.clock.now();
         let cache = CacheReport { hit_tokens: resumed.position, known_tokens: found.known, miss: found.miss };
-        let event = Event::Admitted { choice: job.choice, cache, queued: now.saturating_sub(job.arrived) };
+        let queued = now.saturating_sub(job.arrived);
+        let event = Event::Admitted { choice: job.choice, slot: slot as u32, cache, queued };
         self.counters.prompt_cached += resumed.position as u64;
         let snapshots_at = match job.namespace {
             Some(_) => snapshots_at(&job.request, resumed.position, self.store.limits(), self.spec.snapshots),

@@ -243,7 +243,7 @@ impl Core {
         // own.
         let namespace = match (self.store.caches(), request.cache, request.choices > 1) {
             (false, ..) | (true, false, false) => None,
-            (true, true, _) => Some(format!("shared {}", request.namespace).into()),
+            (true, true, _) => Some(shared_namespace(&request.namespace).into()),
             (true, false, true) => Some(private_namespace(order).into()),
         };
         let request = Rc::new(request);
@@ -261,10 +261,15 @@ impl Core {
         }
     }
 
-    /// One turn of the loop. False: nothing to do until the next request.
-    pub fn tick(&mut self) -> bool {
+    /// Gives free slots to those who wait, without a step: what is told before a long step is then true.
+    pub fn welcome(&mut self) {
         self.reap();
         self.admit();
+    }
+
+    /// One turn of the loop. False: nothing to do until the next request.
+    pub fn tick(&mut self) -> bool {
+        self.welcome();
         let encoded = self.encode();
         let stall = self.settings.max_stall.saturating_sub(encoded);
         let views = self.views(stall);
@@ -369,6 +374,11 @@ impl Core {
             self.store.drop_namespace(&private);
         }
     }
+}
+
+/// Name of a request's division of the prefix cache.
+pub(crate) fn shared_namespace(name: &str) -> String {
+    format!("shared {name}")
 }
 
 fn private_namespace(order: u64) -> String {

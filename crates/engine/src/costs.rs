@@ -15,9 +15,9 @@ const ODDS_FRESH: f64 = 0.1;
 const ODDS_FIRST: f64 = 0.7;
 /// Gain below which drafting is not worth its noise.
 const GAIN_MIN: f64 = 1.03;
-/// Share of plain decode time that drafting may have lost so far. With the one round that oversteps it, the
-/// loss stays below 3 % of any run of 100 tokens.
-const LOSS_MAX: f64 = 0.02;
+/// Share of plain decode time that drafting may have lost so far. With the one round that oversteps it, and with
+/// the K/V that the MTP layer needs of every token, the loss stays below 3 % of any run of 100 tokens.
+const LOSS_MAX: f64 = 0.015;
 /// Plain rounds before drafts that do not seem to pay are tried again; doubles each time they do not.
 const PROBE_FIRST: u64 = 32;
 const PROBE_LAST: u64 = 1024;
@@ -128,7 +128,7 @@ pub(crate) struct RoundCost {
     pub(crate) step: Duration,
     /// Tokens given out.
     pub(crate) tokens: usize,
-    /// Whether drafts were the engine's own choice.
+    /// Whether drafts, asked for or made, were the engine's own choice.
     pub(crate) chosen: bool,
 }
 
@@ -151,7 +151,7 @@ impl Costs {
     pub(crate) fn record(&mut self, round: &RoundCost) {
         let seconds = round.step.as_secs_f64();
         if round.draft_tokens > 0 {
-            self.draft_token.add(round.draft.as_secs_f64() / round.draft_tokens as f64);
+            self.record_draft(round.draft_tokens, round.draft);
         }
         if round.prompt_rows > 0 {
             if round.prompt_rows < CHUNK_LEARNT {
@@ -162,6 +162,10 @@ impl Costs {
             // Rises at once, so that a stall happens once; falls slowly.
             let falling = self.prompt_row + FRESH * (sample - self.prompt_row);
             self.prompt_row = sample.max(falling);
+            if round.chosen {
+                // What its decode rows alone would have taken.
+                self.settle(round, self.step(round.rows) + round.draft.as_secs_f64());
+            }
             return;
         }
         if let Some(measured) = self.steps.get_mut(round.rows) {
@@ -169,17 +173,27 @@ impl Costs {
         }
         if round.rows == round.streams {
             self.plain[round.streams].add(seconds);
+        }
+        if round.chosen {
+            self.settle(round, seconds + round.draft.as_secs_f64());
+        } else if round.rows == round.streams {
             self.plain_time += seconds;
             self.rounds_without += 1;
-        } else if round.chosen {
-            self.settle(round);
         }
     }
 
-    /// Books a drafted round against the plain rounds that would have given its tokens.
-    fn settle(&mut self, round: &RoundCost) {
+    /// Learns from a chain of `tokens` drafts that the model made in `took`.
+    pub(crate) fn record_draft(&mut self, tokens: usize, took: Duration) {
+        self.draft_token.add(took.as_secs_f64() / tokens as f64);
+    }
+
+    /// Books a round whose drafts were the engine's choice, `spent` seconds for its decode rows, against the plain
+    /// rounds that would have given its tokens. A round whose drafters all declined has only their cost.
+    fn settle(&mut self, round: &RoundCost, spent: f64) {
+        if round.streams == 0 {
+            return;
+        }
         let plain = self.plain[round.streams].seconds * round.tokens as f64 / round.streams as f64;
-        let spent = (round.step + round.draft).as_secs_f64();
         self.plain_time += plain;
         // A gain is no licence to waste it later.
         self.lost = (self.lost + spent - plain).max(0.0);
@@ -228,10 +242,20 @@ impl Costs {
         if best.iter().any(|&depth| depth > 0) {
             return best;
         }
-        match self.rounds_without >= self.probe_after && prompt_rows == 0 {
-            true => streams.iter().map(|stream| stream.depth_max.min(PROBE_DEPTH)).collect(),
+        let trial: Vec<usize> = streams.iter().map(|stream| stream.depth_max.min(PROBE_DEPTH)).collect();
+        let due = self.rounds_without >= self.probe_after && prompt_rows == 0;
+        match due && self.lost + self.price(streams, &trial, all) <= LOSS_MAX * self.plain_time {
+            true => trial,
             false => none,
         }
+    }
+
+    /// What a round with these depths loses if no draft is accepted.
+    fn price(&self, streams: &[Stream], depths: &[usize], all: usize) -> f64 {
+        let calls = streams.iter().zip(depths).filter(|(stream, _)| stream.model_call);
+        let calls = calls.map(|(_, &depth)| depth).max().unwrap_or(0);
+        let rows = all + depths.iter().sum::<usize>();
+        (self.step(rows) - self.step(all)).max(0.0) + calls as f64 * self.draft_token.seconds
     }
 
     /// The depths with the most expected tokens a second: likely tokens first, as long as the rate rises.
@@ -335,6 +359,39 @@ mod tests {
             });
         }
         assert_ne!(costs.depths(&[stream], 0, 0), [0]);
+    }
+
+    #[test]
+    fn drafters_that_decline_are_booked() {
+        let mut costs = costs(0);
+        let declined = RoundCost {
+            streams: 1,
+            rows: 1,
+            step: MS * 10,
+            draft_tokens: 2,
+            draft: MS * 100,
+            tokens: 1,
+            chosen: true,
+            ..RoundCost::default()
+        };
+        let before = costs.plain_time;
+        costs.record(&declined);
+        assert!((costs.lost - 0.1).abs() < 1e-9 && costs.plain_time > before, "{costs:?}");
+    }
+
+    #[test]
+    fn trials_wait_until_plain_time_covers_what_they_may_lose() {
+        let mut costs = costs(10);
+        costs.record_draft(1, MS * 10);
+        costs.rounds_without = PROBE_FIRST;
+        let stream = Stream { depth_max: 8, odds: Odds([0.1; DRAFT_MAX]), model_call: true };
+        // Two drafts and two rows, 10 ms each.
+        costs.plain_time = 0.039 / LOSS_MAX;
+        assert_eq!(costs.depths(&[stream], 0, 0), [0]);
+        costs.plain_time = 0.041 / LOSS_MAX;
+        assert_eq!(costs.depths(&[stream], 0, 0), [PROBE_DEPTH]);
+        costs.lost = 0.01;
+        assert_eq!(costs.depths(&[stream], 0, 0), [0]);
     }
 
     #[test]

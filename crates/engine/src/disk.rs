@@ -110,7 +110,7 @@ impl DiskTier {
     }
 
     /// The longest kept position at most `most` tokens long that seems to be a prefix of `keys`.
-    pub(crate) fn find(&mut self, namespace: &str, keys: &[u64], most: usize) -> Option<usize> {
+    pub(crate) fn find(&self, namespace: &str, keys: &[u64], most: usize) -> Option<usize> {
         let mut chain = Chain::new(namespace);
         let mut at = 0;
         let mut best = None;

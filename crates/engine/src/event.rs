@@ -1,10 +1,10 @@
 //! What a caller hears: events of each choice, in order, ending with exactly one [`Event::Finished`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::request::DRAFT_MAX;
+use crate::request::{CHOICES_MAX, DRAFT_MAX};
 
 /// Receiver of events. Called on the engine thread: it must not block.
 pub trait Sink: Send {
@@ -25,6 +25,8 @@ pub enum Event {
     Admitted {
         /// Choice index.
         choice: u32,
+        /// Its slot, an index below [`crate::Limits`]' slots.
+        slot: u32,
         /// What the prefix cache gave.
         cache: CacheReport,
         /// Time in the queue.
@@ -85,7 +87,7 @@ pub enum FinishReason {
     Stop(u32),
     /// `max_tokens` or the end of the context.
     Length,
-    /// The ticket was dropped.
+    /// The ticket was dropped, or the choice cancelled by itself.
     Cancelled,
     /// It failed.
     Failed(ReplyError),
@@ -219,25 +221,40 @@ impl DraftStats {
 
 /// Keeps a request alive; dropping it cancels.
 #[derive(Debug)]
-pub struct Ticket(Arc<AtomicBool>);
+pub struct Ticket(Arc<Cancelled>);
+
+impl Ticket {
+    /// Cancels one choice; the others go on. Nothing where there is no such choice or it has ended.
+    pub fn cancel(&self, choice: u32) {
+        if choice < CHOICES_MAX {
+            self.0.0.fetch_or(1 << choice, Ordering::Release);
+        }
+    }
+}
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        self.0.0.store(u32::MAX, Ordering::Release);
     }
 }
+
+/// Which choices nobody wants any more, one bit each.
+#[derive(Debug, Default)]
+struct Cancelled(AtomicU32);
+
+const _: () = assert!(CHOICES_MAX <= u32::BITS, "a bit for every choice");
 
 /// The engine's end of a request: where events go, and whether anyone still wants them.
 #[derive(Clone)]
 pub struct Reply {
     sink: Arc<Mutex<Box<dyn Sink>>>,
-    cancelled: Arc<AtomicBool>,
+    cancelled: Arc<Cancelled>,
 }
 
 impl Reply {
     /// A reply that goes to `sink` until the ticket is dropped.
     pub fn new(sink: Box<dyn Sink>) -> (Self, Ticket) {
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let cancelled = Arc::new(Cancelled::default());
         (Self { sink: Arc::new(Mutex::new(sink)), cancelled: cancelled.clone() }, Ticket(cancelled))
     }
 
@@ -245,7 +262,7 @@ impl Reply {
         self.sink.lock().unwrap_or_else(PoisonError::into_inner).event(event);
     }
 
-    pub(crate) fn cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
+    pub(crate) fn cancelled(&self, choice: u32) -> bool {
+        self.cancelled.0.load(Ordering::Acquire) >> choice & 1 == 1
     }
 }

@@ -10,8 +10,11 @@ use crate::costs::{RoundCost, Stream};
 use crate::drafting::{RowMask, Tree};
 use crate::event::ReplyError;
 use crate::plan::{Part, StepLimits, View, Work};
-use crate::request::{DRAFT_MAX, DraftPolicy};
+use crate::request::{DRAFT_MAX, DraftPolicy, Request};
 use crate::sampling::{draw, score};
+
+/// Drafted tokens of a measured chain.
+const CALIBRATED_DRAFTS: usize = 4;
 
 /// One sequence's share of a step that ran.
 pub(crate) struct Share {
@@ -212,7 +215,7 @@ impl Core {
         cost: &mut RoundCost,
     ) -> Vec<Vec<Vec<u32>>> {
         let mut asks: Vec<DraftAsk> = Vec::new();
-        let mut asked: Vec<usize> = Vec::new();
+        let mut asked: Vec<(usize, usize)> = Vec::new();
         for (at, (part, allowed)) in parts.iter().zip(allowed).enumerate() {
             let (Part::Decode { slot, drafts }, Some(allowed)) = (part, allowed) else { continue };
             let (slot, drafts) = (*slot, *drafts);
@@ -221,9 +224,10 @@ impl Core {
             let tree = running.request.drafting.first > 1;
             let wanted = depth > 0 && running.request.drafting.mtp && self.spec.has_mtp;
             if wanted && (!running.drafting.copies || tree) {
+                cost.chosen |= running.drafting.chosen;
                 self.reserve_places(slot, depth);
                 asks.extend(self.draft_ask(slot, depth, allowed));
-                asked.push(at);
+                asked.push((at, slot));
                 cost.draft_tokens = cost.draft_tokens.max(depth);
             }
         }
@@ -235,7 +239,14 @@ impl Core {
         // A drafter that fails costs speed; whether the device still lives shows in the step.
         let drafts = self.model.draft(&asks).unwrap_or_default();
         cost.draft = self.clock.now().saturating_sub(before);
-        for (at, draft) in asked.into_iter().zip(drafts) {
+        for ((at, slot), draft) in asked.into_iter().zip(drafts) {
+            if draft.tokens.is_empty()
+                && let Some(running) = &mut self.slots[slot]
+            {
+                // A drafter that declines is as good as one that errs: what counts is what asking brings.
+                running.odds_mtp.observe(1, 0);
+                self.odds_mtp.observe(1, 0);
+            }
             let alternatives = draft.first.iter().skip(1).map(|&(token, _)| vec![token]);
             chains[at] = std::iter::once(draft.tokens).chain(alternatives).collect();
         }
@@ -426,9 +437,46 @@ impl Core {
                 self.costs.record(&RoundCost { streams: 1, rows, step, ..RoundCost::default() });
             }
         }
+        self.calibrate_drafts(page);
         // Errors show again, with someone to tell, in the first request.
         let _ = self.model.load(SlotId(0), None);
         self.store.give_back(&[page], 0);
+    }
+
+    /// Measures chains of drafts after one token, so that the first choice of a depth knows what they cost.
+    fn calibrate_drafts(&mut self, page: u32) {
+        if !self.spec.has_mtp {
+            return;
+        }
+        let vocabulary = self.settings.vocabulary;
+        let request = Request::new(vec![0, 0], 1);
+        for _ in 0..3 {
+            let window = Window {
+                slot: SlotId(0),
+                start: 0,
+                rows: vec![Row { token: Some(0), position: [0; 3] }],
+                pages: vec![page],
+                parents: None,
+                commit: true,
+                logits: Logits::None,
+            };
+            let ask = DraftAsk {
+                slot: SlotId(0),
+                token: 0,
+                start: 1,
+                rope_delta: 0,
+                pages: vec![page],
+                count: CALIBRATED_DRAFTS,
+                first_max: 1,
+                confidence: 0.0,
+                draw: draw(&request, 0, 0, 2, vocabulary, Vec::new(), None),
+            };
+            let ready = self.model.load(SlotId(0), None).and_then(|()| self.model.step(&[window]));
+            let before = self.clock.now();
+            if ready.and_then(|_| self.model.draft(&[ask])).is_ok() {
+                self.costs.record_draft(CALIBRATED_DRAFTS, self.clock.now().saturating_sub(before));
+            }
+        }
     }
 }
 

@@ -94,10 +94,22 @@ impl Store {
         most: usize,
     ) -> Found {
         let found = self.cache.find(namespace, keys, most);
-        let kept = self.disk.as_mut().and_then(|disk| disk.find(namespace, keys, most));
+        let kept = self.disk.as_ref().and_then(|disk| disk.find(namespace, keys, most));
         match kept.filter(|&position| position > found.position) {
             Some(position) if self.bring_back(model, namespace, &keys[..position], &found) => {
                 self.cache.find(namespace, keys, most)
+            }
+            _ => found,
+        }
+    }
+
+    /// What [`Self::find`] would give, as far as that can be told without reading the disk.
+    pub(crate) fn known(&self, namespace: &str, keys: &[u64], most: usize) -> Found {
+        let found = self.cache.find(namespace, keys, most);
+        match self.disk.as_ref().and_then(|disk| disk.find(namespace, keys, most)) {
+            Some(position) if position > found.position => {
+                let miss = (position < most).then_some(Miss::Checkpoint { at: position });
+                Found { position, known: found.known.max(position), miss, ..found }
             }
             _ => found,
         }

@@ -11,7 +11,7 @@ use model::Model;
 
 use crate::clock::{Clock, SystemClock};
 use crate::core::{Core, Settings, StartError, Status};
-use crate::event::{Reply, ReplyError, Sink, Ticket};
+use crate::event::{CacheReport, Reply, ReplyError, Sink, Ticket};
 use crate::request::{Checked, Limits, Refusal, Request};
 
 /// Starts engines.
@@ -19,6 +19,7 @@ pub struct Engine;
 
 enum Command {
     Submit(Box<Checked>, Reply),
+    LookUp(Box<Checked>, Box<dyn FnOnce(CacheReport) + Send>),
     Stop(String),
 }
 
@@ -30,6 +31,8 @@ struct Shared {
     queued: AtomicUsize,
     /// Nanoseconds of the clock at which the engine last got something to do. A rest is no stall.
     woken: AtomicU64,
+    /// Questions to the prefix cache that have no answer yet.
+    looked_up: AtomicUsize,
     status: Mutex<Status>,
     /// Why the engine takes nothing any more.
     stopped: Mutex<Option<String>>,
@@ -64,6 +67,7 @@ impl Engine {
             queue_max: settings.queue_max,
             queued: AtomicUsize::new(0),
             woken: AtomicU64::new(0),
+            looked_up: AtomicUsize::new(0),
             status: Mutex::default(),
             stopped: Mutex::default(),
             clock: clock.clone(),
@@ -121,6 +125,23 @@ impl Handle {
             Ok(()) => Ok(ticket),
             Err(_) => Err(Refusal::Stopped { reason: "its thread is gone".into() }),
         }
+    }
+
+    /// Asks what the prefix cache would give this request if it ran now; nothing runs and nothing is marked as
+    /// used. `answer` is called on the engine thread between two steps, or never if the engine stops before.
+    pub fn look_up(
+        &self,
+        request: Request,
+        answer: impl FnOnce(CacheReport) + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let checked = self.shared.limits.check(request)?;
+        let limit = self.shared.queue_max;
+        let count = |asked: usize| (asked < limit).then_some(asked + 1);
+        if self.shared.looked_up.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).is_err() {
+            return Err(Refusal::QueueFull { limit });
+        }
+        let gone = |_| Refusal::Stopped { reason: "its thread is gone".into() };
+        self.commands.send(Command::LookUp(Box::new(checked), Box::new(answer))).map_err(gone)
     }
 
     /// What requests must fit.
@@ -203,6 +224,13 @@ fn serve(mut core: Core, commands: &Receiver<Command>, shared: &Shared) {
 fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> String {
     let mut waiting = 0;
     let mut busy = false;
+    let mut news = false;
+    let tell = |core: &Core, waiting: &mut usize| {
+        let still = core.waiting();
+        shared.queued.fetch_sub(*waiting - still, Ordering::AcqRel);
+        *waiting = still;
+        shared.publish(core.status());
+    };
     loop {
         let command = match busy {
             true => commands.try_recv(),
@@ -213,17 +241,24 @@ fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> Strin
                 core.submit(*checked, reply);
                 waiting += 1;
                 busy = true;
+                news = true;
+                continue;
+            }
+            Ok(Command::LookUp(checked, answer)) => {
+                shared.looked_up.fetch_sub(1, Ordering::AcqRel);
+                answer(core.look_up_now(&checked));
                 continue;
             }
             Ok(Command::Stop(reason)) => return reason,
             Err(TryRecvError::Disconnected) if !busy => return "nobody uses it".into(),
             Err(_) => {}
         }
+        if std::mem::take(&mut news) {
+            core.welcome();
+            tell(core, &mut waiting);
+        }
         busy = core.tick();
-        let still = core.waiting();
-        shared.queued.fetch_sub(waiting - still, Ordering::AcqRel);
-        waiting = still;
-        shared.publish(core.status());
+        tell(core, &mut waiting);
         if core.device_lost() {
             return "the device is lost: step after step failed".into();
         }

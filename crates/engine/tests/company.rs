@@ -261,3 +261,43 @@ fn events_come_in_order() {
     assert_eq!((heard.tokens.len(), heard.reason()), (0, &FinishReason::Length), "0 tokens only prefill");
     assert_eq!(heard.stats().checkpoint_tokens, 10);
 }
+
+#[test]
+fn one_cancelled_choice_leaves_the_others_alone() {
+    let mut bench = Bench::new(config(FakeDrafts::Sometimes(60)));
+    let make = || {
+        let mut request = seeded(request(8, 70, 80), 4);
+        request.sampling.ignore_eos = true;
+        request.choices = 4;
+        request
+    };
+    let mut asked = bench.ask(make());
+    bench.ticks(12);
+    asked.cancel_choice(1);
+    asked.cancel_choice(99);
+    bench.core.tick();
+    assert_eq!(asked.choice(1).reason(), &FinishReason::Cancelled);
+    assert!(bench.core.status().decoding <= 3, "its slot is free");
+    bench.finish();
+    for choice in [0, 2, 3] {
+        assert_solo(&asked.choice(choice), &bench.solo(&make(), choice as u32), &format!("choice {choice}"));
+    }
+    // Choices that wait for the prompt of a cancelled one compute it themselves.
+    let mut asked = bench.ask(Request { cache: false, ..make() });
+    asked.cancel_choice(0);
+    bench.finish();
+    assert_eq!(asked.choice(0).reason(), &FinishReason::Cancelled);
+    assert_solo(&asked.choice(2), &bench.solo(&make(), 2), "behind a cancelled choice");
+}
+
+#[test]
+fn admitted_choices_name_their_slots() {
+    let mut bench = Bench::new(config(FakeDrafts::None));
+    let mut many = request(1, 20, 30);
+    many.choices = 4;
+    let asked = bench.ask(many);
+    bench.finish();
+    let mut slots: Vec<_> = (0..4).map(|choice| asked.choice(choice).slot.expect("admitted")).collect();
+    slots.sort_unstable();
+    assert_eq!(slots, [0, 1, 2, 3]);
+}

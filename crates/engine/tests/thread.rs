@@ -163,3 +163,22 @@ fn a_lost_device_stops_the_engine() {
     assert!(count(|error| matches!(error, ReplyError::Stopped { .. })) > 0);
     assert!(handle.stopped().is_some_and(|reason| reason.contains("device is lost")));
 }
+
+#[test]
+fn the_cache_can_be_asked_without_running() {
+    let handle =
+        Engine::start(Box::new(FakeModel::new(config(FakeDrafts::Right))), settings()).expect("starts");
+    let look = |request: Request| {
+        let (sender, receiver) = channel();
+        handle.look_up(request, move |report| sender.send(report).expect("somebody waits")).expect("taken");
+        receiver.recv_timeout(Duration::from_secs(60)).expect("answered")
+    };
+    assert_eq!(look(request(1, 100, 5)).hit_tokens, 0);
+    read(&submit(&handle, request(1, 100, 5)).expect("fits").1);
+    assert_eq!(look(request(1, 100, 5)).hit_tokens, 99);
+    let before = handle.status().counters;
+    assert_eq!(look(Request { cache: false, ..request(1, 100, 5) }).hit_tokens, 0);
+    assert_eq!(look(Request { namespace: "other".into(), ..request(1, 100, 5) }).hit_tokens, 0);
+    assert_eq!(handle.status().counters, before, "nothing ran");
+    assert!(handle.look_up(request(1, 5000, 5), |_| ()).is_err(), "longer than the context");
+}

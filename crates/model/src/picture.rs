@@ -107,9 +107,10 @@ pub fn place_pictures(
         Some(())
     };
     for &(start, [frames, rows, columns]) in spans {
+        let left = length.checked_sub(start)?;
         text(&mut out, &mut here, start)?;
         let (rows, columns) = (rows.checked_div(merge)?, columns.checked_div(merge)?);
-        if frames.checked_mul(rows)?.checked_mul(columns)? > length.checked_sub(start)? {
+        if frames.checked_mul(rows)?.checked_mul(columns)? > left {
             return None;
         }
         for frame in 0..frames {

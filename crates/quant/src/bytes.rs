@@ -1,4 +1,4 @@
-//! Byte ranges that share an owner: a mapped file or memory of our own.
+//! Byte ranges that share an owner.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -6,7 +6,7 @@ use std::{fmt, ops::Range, sync::Arc};
 pub trait Storage: Send + Sync {
     /// All bytes.
     fn bytes(&self) -> &[u8];
-    /// The range will not be read again soon: a mapped file may drop its pages. Contents must not change.
+    /// The range will not be read again: its memory may be given back, and its bytes may become others.
     fn discard(&self, _range: Range<usize>) {}
 }
 
@@ -38,7 +38,7 @@ impl Bytes {
         Some(Self { owner: self.owner.clone(), range: start + range.start..start + range.end })
     }
 
-    /// Tells the owner that these bytes have been consumed.
+    /// Tells the owner that nobody will look at these bytes again.
     pub fn discard(&self) {
         self.owner.discard(self.range.clone());
     }

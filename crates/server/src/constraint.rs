@@ -98,16 +98,18 @@ const CLOSED: u8 = MARK.len() as u8;
 pub(crate) struct Reasoning(Arc<OnceLock<Arc<ReasoningEnd>>>);
 
 impl Reasoning {
-    /// The mask of a reply that may have a budget for reasoning, a constraint behind it, or both; `None`
-    /// where nothing is ever masked. `in_reasoning` says whether the prompt ends inside reasoning.
+    /// The mask of a reply that may have a budget for reasoning, must not end inside it (`close`), or has a
+    /// constraint behind it; `None` where nothing is ever masked. `in_reasoning` says whether the prompt ends
+    /// inside reasoning.
     pub(crate) fn mask(
         &self,
         text: &TextSide,
         in_reasoning: bool,
         budget: Option<usize>,
+        close: bool,
         inner: Option<Box<dyn Mask>>,
     ) -> Result<Option<Box<dyn Mask>>, TextError> {
-        if !in_reasoning || (budget.is_none() && inner.is_none()) {
+        if !in_reasoning || (budget.is_none() && inner.is_none() && !close) {
             return Ok(inner);
         }
         let end = match self.0.get() {
@@ -117,7 +119,7 @@ impl Reasoning {
                 self.0.get_or_init(|| end).clone()
             }
         };
-        Ok(Some(Box::new(AfterReasoning::new(end, budget, inner))))
+        Ok(Some(Box::new(AfterReasoning::new(end, budget, close, inner))))
     }
 }
 
@@ -189,12 +191,14 @@ fn spell(spelled: u8, bytes: &[u8]) -> Option<u8> {
 }
 
 /// Leaves reasoning free up to its budget, closes it there, and hands over to a constraint behind the blank
-/// line that the template puts after it. Under a constraint the reply cannot end inside the reasoning, and no
-/// token reaches from the reasoning into the answer.
+/// line that the template puts after it. Under a constraint, or where it must be closed, the reply cannot end
+/// inside the reasoning; under a constraint no token reaches from the reasoning into the answer.
 struct AfterReasoning {
     end: Arc<ReasoningEnd>,
     /// Tokens of reasoning before it is closed by force.
     budget: Option<usize>,
+    /// End tokens are not allowed inside.
+    close: bool,
     inner: Option<Box<dyn Mask>>,
     /// After each token of the reasoning, its mark included: bytes of the mark that are spelled.
     spelled: Vec<u8>,
@@ -203,8 +207,8 @@ struct AfterReasoning {
 }
 
 impl AfterReasoning {
-    fn new(end: Arc<ReasoningEnd>, budget: Option<usize>, inner: Option<Box<dyn Mask>>) -> Self {
-        Self { end, budget, inner, spelled: Vec::new(), behind: 0 }
+    fn new(end: Arc<ReasoningEnd>, budget: Option<usize>, close: bool, inner: Option<Box<dyn Mask>>) -> Self {
+        Self { end, budget, close, inner, spelled: Vec::new(), behind: 0 }
     }
 
     /// Bytes of the mark that are spelled.
@@ -238,13 +242,16 @@ impl Mask for AfterReasoning {
             bits[token as usize / 32] |= 1 << (token % 32);
             return Allowed::Some;
         }
-        let is_closed = self.is_closed();
+        let (is_closed, state) = (self.is_closed(), self.state());
         match &mut self.inner {
-            None => Allowed::All,
+            None if is_closed || !self.close => Allowed::All,
             Some(inner) if is_closed => inner.allowed(bits),
-            Some(_) => {
+            inner => {
                 bits.fill(u32::MAX);
-                let running_on = &self.end.running_on[usize::from(self.state())];
+                let running_on: &[u32] = match inner {
+                    Some(_) => &self.end.running_on[usize::from(state)],
+                    None => &[],
+                };
                 for &id in running_on.iter().chain(&self.end.end_ids) {
                     if let Some(word) = bits.get_mut(id as usize / 32) {
                         *word &= !(1 << (id % 32));
@@ -281,6 +288,7 @@ impl Mask for AfterReasoning {
         Box::new(Self {
             end: self.end.clone(),
             budget: self.budget,
+            close: self.close,
             inner: self.inner.as_ref().map(|inner| inner.fork()),
             spelled: self.spelled.clone(),
             behind: self.behind,
@@ -317,11 +325,26 @@ mod tests {
     }
 
     #[test]
+    fn reasoning_that_must_be_closed_does_not_end_the_reply() {
+        let (text, _) = demo();
+        let ids = text.tokenizer.vocab_size();
+        let mask = |close| Reasoning::default().mask(&text, true, None, close, None).unwrap();
+        assert!(mask(false).is_none());
+        let mut mask = mask(true).unwrap();
+        let (allowed, free) = set(&mut *mask, ids);
+        assert_eq!((allowed, free.len()), (Allowed::Some, ids - text.defaults.stop_ids.len()));
+        mask.advance(text.tokenizer.control_id(THINK_CLOSE).unwrap());
+        assert_eq!(set(&mut *mask, ids).0, Allowed::All);
+        mask.rollback(1);
+        assert_eq!(set(&mut *mask.fork(), ids).1, free);
+    }
+
+    #[test]
     fn reasoning_is_free_but_for_its_end() {
         let (text, compiler) = demo();
         let ids = text.tokenizer.vocab_size();
         let inner = Some(choice(&compiler));
-        let mut mask = Reasoning::default().mask(&text, true, None, inner).unwrap().unwrap();
+        let mut mask = Reasoning::default().mask(&text, true, None, false, inner).unwrap().unwrap();
         let (allowed, free) = set(&mut *mask, ids);
         assert_eq!(allowed, Allowed::Some);
         assert_eq!(free.len(), ids - text.defaults.stop_ids.len());
@@ -365,7 +388,7 @@ mod tests {
         let word = text.tokenizer.encode_text("so").unwrap()[0];
         for inner in [None, Some(choice(&compiler))] {
             let has_inner = inner.is_some();
-            let mut mask = reasoning.mask(&text, true, Some(2), inner).unwrap().unwrap();
+            let mut mask = reasoning.mask(&text, true, Some(2), false, inner).unwrap().unwrap();
             mask.advance(word);
             mask.advance(word);
             let mut forced = Vec::new();
@@ -380,8 +403,8 @@ mod tests {
             mask.rollback(forced.len() + 1);
             assert!(set(&mut *mask, ids).1.len() != 1);
         }
-        assert!(reasoning.mask(&text, true, None, None).unwrap().is_none());
-        assert!(reasoning.mask(&text, false, Some(3), None).unwrap().is_none());
+        assert!(reasoning.mask(&text, true, None, false, None).unwrap().is_none());
+        assert!(reasoning.mask(&text, false, Some(3), false, None).unwrap().is_none());
     }
 
     /// Wherever it goes, on and back, a mask answers as a fresh one that went there straight.
@@ -392,7 +415,8 @@ mod tests {
         let ids = text.tokenizer.vocab_size();
         let close = text.tokenizer.control_id(THINK_CLOSE).unwrap();
         for budget in [None, Some(0), Some(3), Some(9)] {
-            let fresh = || reasoning.mask(&text, true, budget, Some(choice(&compiler))).unwrap().unwrap();
+            let fresh =
+                || reasoning.mask(&text, true, budget, false, Some(choice(&compiler))).unwrap().unwrap();
             let mut mask = fresh();
             let mut path: Vec<u32> = Vec::new();
             let mut dice = 88_172_645_463_325_252_u64;

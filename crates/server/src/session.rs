@@ -106,9 +106,10 @@ impl Session {
         &self,
         in_reasoning: bool,
         budget: Option<usize>,
+        close: bool,
         inner: Option<Box<dyn Mask>>,
     ) -> Result<Option<Box<dyn Mask>>, TextError> {
-        self.reasoning.mask(&self.text, in_reasoning, budget, inner)
+        self.reasoning.mask(&self.text, in_reasoning, budget, close, inner)
     }
 
     /// Renders the chat and starts a reply. Its pieces come from the returned stream; dropping that cancels it.
@@ -119,7 +120,7 @@ impl Session {
         let marks = message_ends(&rendered);
         let grammar = options.grammar.as_ref();
         let grammar = grammar.map(|grammar| Box::new(GrammarMask::new(grammar)) as Box<dyn Mask>);
-        let mask = self.after_reasoning(rendered.in_reasoning, None, grammar)?;
+        let mask = self.after_reasoning(rendered.in_reasoning, None, false, grammar)?;
         let mut request = Request::new(rendered.ids, options.max_tokens.unwrap_or(usize::MAX));
         request.sampling = options.sampling.clone();
         request.drafting = options.drafting;

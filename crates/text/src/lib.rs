@@ -43,5 +43,7 @@ pub use message::{
 pub use render::{IMAGE_PAD, RenderOptions, Rendered, Segment, THINK_CLOSE, THINK_OPEN};
 pub use reply::{CALL_BYTES_MAX, Call, End, Piece, Reply, ReplyOptions, ReplyParser, call_id};
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopStep, StopStrings};
-pub use template::{ChatTemplate, RENDER_BYTES_MAX, RENDER_FUEL, TEMPLATE_BYTES_MAX};
+pub use template::{
+    ChatTemplate, RENDER_BYTES_MAX, RENDER_FUEL, RENDER_FUEL_MAX, RENDER_FUEL_PER_VALUE, TEMPLATE_BYTES_MAX,
+};
 pub use tokenizer::{Specials, TOKEN_IDS_MAX, TOKENIZER_BYTES_MAX, Tokenizer};

@@ -15,7 +15,7 @@ pub(crate) const BLOCK_CODE_MAX: usize = 8 << 10;
 pub(crate) const ELIF_MAX: usize = 1024;
 /// Bytes of stack for compiling: far above what the bounds need, even without optimization. Only pages that
 /// are used take memory.
-const STACK_BYTES: usize = 256 << 20;
+pub(crate) const STACK_BYTES: usize = 256 << 20;
 
 /// Refuses a template whose syntax could nest too deep.
 pub(crate) fn check(source: &str) -> Result<(), TextError> {
@@ -82,15 +82,15 @@ impl Block {
     }
 }
 
-/// Runs the compiler on a stack of its own.
-pub(crate) fn with_stack<T: Send>(compile: impl FnOnce() -> T + Send) -> Result<T, TextError> {
+/// Runs the compiler, or a template, on a stack of its own.
+pub(crate) fn with_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, TextError> {
     let failed = |detail: String| TextError::TemplateFailed { line: 0, detail };
     thread::scope(|scope| {
-        let builder = thread::Builder::new().name("clary-template".to_owned()).stack_size(STACK_BYTES);
+        let builder = thread::Builder::new().name("clary-template".to_owned()).stack_size(bytes);
         let thread = builder
-            .spawn_scoped(scope, compile)
-            .map_err(|error| failed(format!("no thread to compile it: {error}")))?;
-        thread.join().map_err(|_| failed("the template compiler failed".to_owned()))
+            .spawn_scoped(scope, work)
+            .map_err(|error| failed(format!("no thread with {bytes} bytes of stack for it: {error}")))?;
+        thread.join().map_err(|_| failed("the template engine failed".to_owned()))
     })
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The template runs in minijinja with Python's string and dict methods, as transformers runs it in Jinja:
 //! `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, Python's `tojson`. It
-//! has no loader and no I/O, and a bound on work and output.
+//! has no loader and no I/O, and a bound on work and output. A value can nest one level for each unit of work, and
+//! printing, comparing and dropping it recurse: a rendering has a stack of its own that bears that.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,8 +18,17 @@ use crate::{files, nesting, python};
 
 /// Largest template, and largest `tokenizer_config.json`, bytes.
 pub const TEMPLATE_BYTES_MAX: u64 = 16 << 20;
-/// Work one rendering may do: about an instruction, or 64 bytes handled, per unit.
-pub const RENDER_FUEL: u64 = 20_000_000;
+/// Work any rendering may do: about an instruction, or 64 bytes handled, per unit. Each value of the chat adds
+/// [`RENDER_FUEL_PER_VALUE`].
+pub const RENDER_FUEL: u64 = 1_000_000;
+/// Further work for each string, number, list and object of the chat and its tools.
+pub const RENDER_FUEL_PER_VALUE: u64 = 400;
+/// Most work of a rendering, however long the chat.
+pub const RENDER_FUEL_MAX: u64 = 20_000_000;
+/// Stack of a rendering for each unit of work: what one level of a nested value takes to print, with room.
+const STACK_PER_FUEL: u64 = 1 << 10;
+/// Stack of the rendering itself.
+const STACK_BASE: u64 = 16 << 20;
 /// Longest rendered prompt, bytes.
 pub const RENDER_BYTES_MAX: usize = 64 << 20;
 /// Deepest nesting of macros and loops.
@@ -71,7 +81,7 @@ impl ChatTemplate {
     /// Compiles a template; `constants` are visible to it by name.
     pub fn new(source: String, constants: Map<String, Value>) -> Result<Self, TextError> {
         nesting::check(&source)?;
-        nesting::with_stack(|| Self::compile(source, constants))?
+        nesting::with_stack(nesting::STACK_BYTES, || Self::compile(source, constants))?
     }
 
     fn compile(source: String, constants: Map<String, Value>) -> Result<Self, TextError> {
@@ -109,10 +119,20 @@ impl ChatTemplate {
             context.entry(name.clone()).or_insert_with(|| value.clone());
         }
         context.insert(python::NOW.to_owned(), now.into());
-        let template = self.parts.environment.get_template(NAME).map_err(failure)?;
+        let values: u64 = context.values().map(count_values).sum();
+        let fuel = (RENDER_FUEL + values.saturating_mul(RENDER_FUEL_PER_VALUE)).min(RENDER_FUEL_MAX);
+        let stack = (STACK_BASE + fuel * STACK_PER_FUEL) as usize;
+        nesting::with_stack(stack, || self.run_here(&context, fuel))?
+    }
+
+    /// Runs the template on the stack at hand.
+    fn run_here(&self, context: &Map<String, Value>, fuel: u64) -> Result<String, TextError> {
+        let mut environment = self.parts.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let template = environment.get_template(NAME).map_err(|error| failure(error, fuel))?;
         let mut out = Bounded(Vec::new());
-        let run = template.render_captured_to(Any::from(Serde(&context)), &mut out);
-        run.map_err(failure)?;
+        let run = template.render_captured_to(Any::from(Serde(context)), &mut out);
+        run.map_err(|error| failure(error, fuel))?;
         String::from_utf8(out.0).map_err(|error| TextError::TemplateFailed {
             line: 0,
             detail: format!("the output is not UTF-8: {error}"),
@@ -132,7 +152,6 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax.expect("the standard delimiters are valid"));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_fuel(Some(RENDER_FUEL));
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_formatter(|out, state, value| match python::scalar(value) {
         Some(text) => Ok(out.write_str(&text)?),
@@ -192,8 +211,17 @@ impl std::io::Write for Bounded {
     }
 }
 
+/// Values in a JSON document, itself among them.
+fn count_values(value: &Value) -> u64 {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count_values).sum(),
+        Value::Object(fields) => fields.values().map(count_values).sum(),
+        _ => 0,
+    }
+}
+
 /// Tells refusals, limits and faults apart; an error inside a macro comes wrapped in others.
-fn failure(error: Error) -> TextError {
+fn failure(error: Error, fuel: u64) -> TextError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     let mut innermost = &error;
     while let Some(at) = cause {
@@ -207,7 +235,7 @@ fn failure(error: Error) -> TextError {
         if let Some(inner) = at.downcast_ref::<Error>() {
             innermost = inner;
             if inner.kind() == ErrorKind::OutOfFuel {
-                return TextError::TemplateLimit { what: "fuel", limit: RENDER_FUEL };
+                return TextError::TemplateLimit { what: "fuel", limit: fuel };
             }
         }
         cause = at.source();
@@ -288,9 +316,57 @@ mod tests {
             {% endfor %}{{ n.x }}";
         assert!(matches!(run(doubling, json!({})), Err(TextError::TemplateLimit { .. })));
         let long = "{% set x = 'y' * 33554432 %}{{ x }}{{ x }}{{ x }}";
-        assert!(matches!(run(long, json!({})), Err(TextError::TemplateLimit { what: "output", .. })));
+        // With the fuel of a long chat, or that ends first.
+        let chat = json!({"chat": vec![0; 10_000]});
+        assert!(matches!(run(long, chat), Err(TextError::TemplateLimit { what: "output", .. })));
         assert!(run("{% include 'x' %}", json!({})).is_err());
         assert!(run("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", json!({})).is_err());
+    }
+
+    /// A list nested in itself as deep as the fuel goes, then dropped, printed, compared, joined and sorted.
+    #[test]
+    fn values_nested_at_run_time_do_not_overflow_the_stack() {
+        for lists in [1, 64] {
+            for (last, count) in [
+                ("", 100_000_000),
+                ("{{ n.x }}", 60_000),
+                ("{{ n.x | string | length }}", 60_000),
+                ("{{ n.x == n.y }}", 60_000),
+                ("{{ [n.x] | join }}", 60_000),
+                ("{{ [n.x, n.y] | sort | length }}", 60_000),
+                ("{{ {n.x: 1} | length }}", 60_000),
+                ("{{ n.x | tojson }}", 60_000),
+                ("{{ [n.x, n.y] | unique | list | length }}", 60_000),
+                ("{{ n.x in [n.y] }}", 60_000),
+            ] {
+                let nested = |name: &str| format!("{}n.{name}{}", "[".repeat(lists), "]".repeat(lists));
+                let source = format!(
+                    "{{% set n = namespace(x=[], y=[]) %}}{{% for i in range({count}) %}}{{% set n.x = {} %}}\
+                     {{% set n.y = {} %}}{{% endfor %}}{last}",
+                    nested("x"),
+                    nested("y"),
+                );
+                // Done, out of fuel or refused: what matters is that it comes back.
+                let _ = run(&source, json!({}));
+            }
+        }
+        let grows =
+            "{% set n = namespace(x='ab') %}{% for i in range(99999) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
+        assert!(matches!(run(grows, json!({})), Err(TextError::TemplateLimit { what: "fuel", .. })));
+        let forever = "{% for i in range(99999999) %}{% endfor %}";
+        assert!(matches!(
+            run(forever, json!({})),
+            Err(TextError::TemplateLimit { .. } | TextError::TemplateFailed { .. })
+        ));
+    }
+
+    #[test]
+    fn long_chats_have_fuel_for_every_message() {
+        let source = "{% for m in messages %}{% for n in [1, 2, 3] %}{% if m.role == 'user' and m.content %}\
+            {{ m.content | trim }}{% endif %}{% endfor %}{% endfor %}";
+        let messages: Vec<Value> =
+            (0..20_000).map(|i| json!({"role": "user", "content": i.to_string()})).collect();
+        assert!(run(source, json!({"messages": messages})).is_ok());
     }
 
     #[test]

@@ -266,6 +266,53 @@ proptest! {
         prop_assert_eq!(controls(messages(&text, &name, &thought)), controls(messages("a", "b", "c")));
     }
 
+    /// T12: what a turn adds to the prompt of the turn before. Old reasoning that stays makes it an extension, ids
+    /// and all; dropped reasoning breaks it inside the reply, never before.
+    #[test]
+    fn the_next_turn_goes_on_where_this_one_ended(
+        texts in prop::collection::vec("[a-z]{1,8}( [a-z]{1,8}){0,5}", 4),
+        turns in 1usize..4,
+        thinking in any::<bool>(),
+        preserve in any::<bool>(),
+        with_tools in any::<bool>(),
+    ) {
+        let mut messages = vec![json!({"role": "system", "content": texts[0]})];
+        let options = || RenderOptions {
+            tools: if with_tools { tools() } else { Vec::new() },
+            enable_thinking: Some(thinking),
+            preserve_thinking: Some(preserve),
+            ..RenderOptions::default()
+        };
+        let render = |messages: &[Value]| {
+            let messages = Message::parse_all(&json!(messages)).unwrap();
+            let history = History::new(messages, LateSystem::UserTurn).unwrap();
+            TEMPLATE.render(&TOKENIZER, &history, &options()).unwrap()
+        };
+        for _ in 0..turns {
+            messages.push(json!({"role": "user", "content": texts[1]}));
+            let before = render(&messages);
+            messages.push(match thinking {
+                true => json!({"role": "assistant", "content": texts[2], "reasoning_content": texts[3]}),
+                false => json!({"role": "assistant", "content": texts[2]}),
+            });
+            let mut next = messages.clone();
+            next.push(json!({"role": "user", "content": "go on"}));
+            let after = render(&next);
+            let reply = match thinking {
+                true => format!("{}\n</think>\n\n{}<|im_end|>", texts[3], texts[2]),
+                false => format!("{}<|im_end|>", texts[2]),
+            };
+            let spoken = format!("{}{reply}", before.text);
+            if preserve {
+                prop_assert!(after.text.starts_with(&spoken), "{spoken:?} in {:?}", after.text);
+            }
+            let common = before.ids.iter().zip(&after.ids).take_while(|(a, b)| a == b).count();
+            let opened = before.text.rfind("<|im_start|>assistant").unwrap();
+            let turn = before.segments.iter().find(|segment| segment.text.start >= opened).unwrap();
+            prop_assert!(common >= turn.ids.start, "{:?} and {:?}", before.text, after.text);
+        }
+    }
+
     #[test]
     fn random_templates_never_panic(source in template_source(), text in message_text()) {
         if let Ok(template) = ChatTemplate::new(source, Map::new()) {

@@ -189,12 +189,12 @@ impl Source for Synth {
         self.check(prefix, Kind::Experts { projection, experts, rows, cols })?;
         let one = |e: usize| self.generate(&expert_module(prefix, projection, e), true, rows, cols);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        let all: Vec<usize> = (0..experts).collect();
         let share = experts.div_ceil(threads).max(1);
+        let some = |first: usize| (first..experts.min(first + share)).map(one).collect();
         // Every expert has a stream of its own, so the threads cannot change what it holds.
         let parts: Vec<Result<Vec<Matrix>, Error>> = thread::scope(|scope| {
-            let spawn = |part: &'_ [usize]| scope.spawn(move || part.iter().map(|&e| one(e)).collect());
-            let running: Vec<_> = all.chunks(share).map(spawn).collect();
+            let spawn = |first: usize| scope.spawn(move || some(first));
+            let running: Vec<_> = (0..experts).step_by(share).map(spawn).collect();
             running.into_iter().map(|t| t.join().expect("generating does not panic")).collect()
         });
         let mut matrices = Vec::with_capacity(experts);

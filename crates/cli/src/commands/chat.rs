@@ -17,7 +17,8 @@ use crate::session::{self, Running};
 use crate::settings::{self, Thinking};
 use crate::{reply, transcript};
 
-const HELP: &str = "\
+/// What can be typed at the prompt.
+pub(crate) const HELP: &str = "\
 /think on|off    whether the model thinks before it answers
 /system TEXT     instructions put before the chat; without TEXT: none
 /save FILE       write the chat to a file
@@ -59,18 +60,35 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
     if lines.is_terminal() {
         output.note("/help lists commands; Ctrl-D ends")?;
     }
+    let mut mistakes = 0;
     while let Some(line) = lines.next()? {
         match chat.line(&line) {
             Ok(Next::Go) => {}
             Ok(Next::Quit) => break,
-            // A person reads the message and goes on; a script must not.
             Err(failure) if lines.is_terminal() && !failure.is_broken_pipe => {
                 output.failure(&failure)?;
+            }
+            // A script goes on after a command that means nothing, and learns of it at the end. It does not
+            // after a failure that would give its next lines another meaning.
+            Err(failure) if failure.exit == Exit::Usage && is_harmless(&line) => {
+                output.failure(&failure)?;
+                mistakes += 1;
             }
             Err(failure) => return Err(failure),
         }
     }
-    Ok(())
+    match mistakes {
+        0 => Ok(()),
+        1 => Err(Failure::usage("a command of this chat was not obeyed").hint("/help lists the commands")),
+        count => Err(Failure::usage(format!("{count} commands of this chat were not obeyed"))
+            .hint("/help lists the commands")),
+    }
+}
+
+/// Whether a line is a command whose failure changes nothing for the lines after it.
+fn is_harmless(line: &str) -> bool {
+    let line = line.trim();
+    line.starts_with('/') && !["/load", "/save", "/retry"].iter().any(|command| line.starts_with(command))
 }
 
 /// Where lines come from.

@@ -28,7 +28,10 @@ pub(crate) fn info(args: &InfoArgs, output: &Output) -> Result {
         text.push_str(&format!("\n{}\n{}", output.bold("tensors"), dtypes(report).text()));
     }
     text.push_str(&format!("\n{}\n{}", output.bold("modules"), facts.modules().text()));
-    let heading = format!("memory, one sequence of {} tokens", grouped(facts.settings.context as u64));
+    let heading = format!(
+        "memory, one sequence of {} tokens, all that is stored loaded",
+        grouped(facts.settings.context as u64)
+    );
     text.push_str(&format!(
         "\n{}\n{}",
         output.bold(&heading),
@@ -113,7 +116,10 @@ impl Facts {
         if let Some(report) = &self.report {
             let files: Vec<&str> = report.files.iter().map(|file| file.name.as_str()).collect();
             let shown = if files.len() > 3 { format!("{} files", files.len()) } else { files.join(", ") };
-            table.row(["files", &format!("{shown}; {}", table::bytes(report.bytes))]);
+            let mtp = if weights.parts.mtp { ", MTP" } else { "" };
+            let vision = if weights.parts.vision { ", vision" } else { "" };
+            let size = table::bytes(report.bytes);
+            table.row(["files", &format!("{shown}; {size} of weights stored: text{mtp}{vision}")]);
         }
         table
     }

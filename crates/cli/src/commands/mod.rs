@@ -2,7 +2,7 @@
 
 pub(crate) mod again;
 mod bench;
-mod chat;
+pub(crate) mod chat;
 mod check;
 pub(crate) mod config;
 pub(crate) mod connect;
@@ -11,8 +11,11 @@ mod eval;
 mod info;
 mod logits;
 mod manual;
+pub(crate) mod pull;
 mod run;
 pub(crate) mod serve;
+pub(crate) mod soak;
+pub(crate) mod stored;
 mod synth;
 pub(crate) mod template;
 pub(crate) mod top;
@@ -30,6 +33,9 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Run(args) => run::run(&args, output),
         Command::Chat(args) => chat::chat(&args, output),
         Command::Serve(args) => serve::serve(&args, output),
+        Command::Pull(args) => pull::pull(&args, output),
+        Command::List(args) => stored::list(&args, output),
+        Command::Rm(args) => stored::rm(&args, output),
         Command::Verify(args) => again::verify(&args, output),
         Command::Replay(args) => again::replay(&args, output),
         Command::Bundle(args) => again::bundle(&args, output),
@@ -42,6 +48,7 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Connect(args) => connect::connect(&args, output),
         Command::Top(args) => top::top(&args, output),
         Command::Config { action } => config::config(&action, cli.global.config.as_deref(), output),
+        Command::Soak(args) => soak::soak(&args, output),
         Command::Completions { shell } => manual::completions(shell, output),
         Command::Man { dir } => manual::manual(dir.as_deref(), output),
         Command::Version => version::version(output),

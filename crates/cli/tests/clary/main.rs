@@ -3,12 +3,18 @@
 mod exact;
 mod inspect;
 mod looks;
+mod packaging;
+mod pull;
 mod receipts;
 mod replies;
 mod scores;
 mod serve;
+mod soak;
 mod texts;
 mod usage;
+
+#[path = "../stub/mod.rs"]
+mod stub;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -54,7 +54,7 @@ fn missing_models_are_refused() {
         let args = [&[command, "no/such/folder/anywhere"], prompt].concat();
         clary(&args).code(3).err_has("no/such/folder/anywhere: no such folder").err_has("hint: ");
     }
-    clary(&["info", "owner/name"]).code(3).err_has("no local store yet");
+    clary(&["info", "owner/name"]).code(3).err_has("clary pull");
     clary(&["info", &project("models/demo/config.json")]).code(3).err_has("is a file");
     clary(&["info", &project("docs")]).code(3).err_has("config.json");
     clary(&["info", "synth:no/config.json"]).code(3).err_has("no/config.json");

@@ -6,6 +6,7 @@ mod cpu;
 mod demo;
 mod devices;
 mod fake;
+mod long;
 mod projections;
 mod reference;
 mod support;

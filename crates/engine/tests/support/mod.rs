@@ -17,6 +17,7 @@ pub const EOS: u32 = 1;
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
     pub hit: Option<usize>,
+    pub slot: Option<u32>,
     pub tokens: Vec<u32>,
     pub scores: Vec<Score>,
     pub prompt_scores: Vec<Score>,
@@ -49,6 +50,10 @@ impl Asked {
         self.ticket = None;
     }
 
+    pub fn cancel_choice(&mut self, choice: u32) {
+        self.ticket.as_ref().expect("not cancelled whole").cancel(choice);
+    }
+
     pub fn done(&self) -> bool {
         self.heard.lock().expect("no panic").iter().all(|heard| heard.end.is_some())
     }
@@ -72,9 +77,10 @@ fn hear(heard: &mut [Heard], event: Event) {
     let heard = &mut heard[choice];
     assert!(heard.end.is_none(), "{event:?} after the end");
     match event {
-        Event::Admitted { cache, .. } => {
+        Event::Admitted { cache, slot, .. } => {
             assert_eq!(heard.hit, None, "admitted twice");
             heard.hit = Some(cache.hit_tokens);
+            heard.slot = Some(slot);
         }
         Event::PromptScores { from, scores } => {
             assert_eq!(from, heard.prompt_scores.len() + 1, "no gap");

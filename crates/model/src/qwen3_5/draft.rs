@@ -12,6 +12,10 @@ use crate::{Draft, DraftAsk, ModelError};
 /// Longest chain.
 const CHAIN_MAX: usize = 8;
 
+/// Queued rows of all asking sequences beyond which they run on their own, for their K/V alone, before the
+/// pending rows; fewer cost less in one forward with these.
+const QUEUED_WITH_PENDING: usize = 8;
+
 /// One asking sequence while its chain grows.
 struct Chain<'a> {
     ask: &'a DraftAsk,
@@ -93,10 +97,9 @@ impl Qwen {
     fn first_pass(&mut self, chains: &[Chain<'_>]) -> Result<(), ModelError> {
         let queued: usize =
             chains.iter().map(|chain| self.sequences[chain.ask.slot.0 as usize].queued()).sum();
-        if queued + chains.len() > self.settings.rows_max {
-            for chain in chains {
-                self.catch_up(chain.ask.slot)?;
-            }
+        if queued > QUEUED_WITH_PENDING || queued + chains.len() > self.settings.rows_max {
+            let slots: Vec<_> = chains.iter().map(|chain| chain.ask.slot).collect();
+            self.catch_up(&slots)?;
         }
         let (mut windows, mut wanted, mut rows) = (Vec::new(), Vec::new(), 0);
         for chain in chains {

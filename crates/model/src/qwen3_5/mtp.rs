@@ -88,10 +88,10 @@ impl Network {
         self.mtp_join(device, mtp, scratch, windows, hidden)?;
         let (s, eps, rows) = (&self.scratch, self.config.eps, step.rows().len());
         device.norm(s.x, rows, mtp.input_norm, eps, s.normed)?;
-        self.attend(device, &mtp.attention, rows)?;
         if wanted.is_empty() {
-            return Ok(());
+            return Ok(self.append_only(device, &mtp.attention, rows)?);
         }
+        self.attend(device, &mtp.attention, rows)?;
         // Beyond the K/V, only the wanted rows are worth work. `q` is free again and as wide as the heads.
         let (heads, count) = (s.attention.q, wanted.len());
         device.gather(s.attention.attended, wanted, heads)?;

@@ -220,12 +220,13 @@ impl Qwen {
         sequence.ok_or_else(|| limit("slot", slot.0, format!("below {slots}")))
     }
 
-    /// Runs the slot's queued MTP rows.
-    pub(super) fn catch_up(&mut self, slot: SlotId) -> Result<(), ModelError> {
-        if let Some(window) = self.sequence(slot)?.take_queue() {
-            self.network.mtp_fill(&mut *self.device, vec![window], self.network.scratch.hidden)?;
+    /// Runs the queued MTP rows of these slots.
+    pub(super) fn catch_up(&mut self, slots: &[SlotId]) -> Result<(), ModelError> {
+        let mut windows = Vec::new();
+        for &slot in slots {
+            windows.extend(self.sequence(slot)?.take_queue());
         }
-        Ok(())
+        self.network.mtp_fill(&mut *self.device, windows, self.network.scratch.hidden)
     }
 }
 
@@ -291,7 +292,7 @@ impl Model for Qwen {
         let sequence = self.sequence(slot)?;
         sequence.keep(open, rows, mtp);
         if sequence.queued() >= QUEUE_ROWS {
-            self.catch_up(slot)?;
+            self.catch_up(&[slot])?;
         }
         Ok(())
     }
@@ -301,7 +302,7 @@ impl Model for Qwen {
     }
 
     fn save(&mut self, slot: SlotId, into: SnapshotId) -> Result<(), ModelError> {
-        self.catch_up(slot)?;
+        self.catch_up(&[slot])?;
         let to = self.snapshot_place(into)?;
         let sequence = self.sequence(slot)?;
         let snapshot = Snapshot { length: sequence.length, pending: sequence.pending };

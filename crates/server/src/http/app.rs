@@ -19,6 +19,7 @@ use super::auth::Caller;
 use super::error::{ApiError, Code, Dialect, written};
 use super::flow::Hangup;
 use super::limits::Limits;
+use super::log::Entry;
 use super::routes::{foreign, health, metrics, models, props, slots, tokens};
 use super::state::{App, VERSION};
 use super::{chat, completions, ids, messages, ollama, openapi, page, responses};
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) route: Arc<str>,
     pub(crate) caller: Caller,
     pub(crate) hangup: Hangup,
+    /// The request's line in the log.
+    pub(crate) log: Arc<Entry>,
 }
 
 /// Paths that need no key: probes have none, and neither has a browser that fetches the page.
@@ -128,12 +131,16 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     let hangup = request.extensions().get::<Hangup>().cloned().unwrap_or_default();
     let origin = app.settings().origins.allowed(request.headers());
     let caller = Caller::default();
+    let log = Arc::new(Entry::new(&request_id, request.method().as_str()));
     let (route, request_id_) = (request.uri().path().into(), request_id.clone());
-    request.extensions_mut().insert(Context { request_id: request_id_, route, caller, hangup });
+    let context = Context { request_id: request_id_, route, caller, hangup, log: log.clone() };
+    request.extensions_mut().insert(context);
     let response = next.run(request).await;
-    if let Some(error) = response.extensions().get::<ApiError>() {
-        app.metrics().rejected(error.code.name());
+    let code = response.extensions().get::<ApiError>().map(|error| error.code.name());
+    if let Some(code) = code {
+        app.metrics().rejected(code);
     }
+    log.answered(response.status().as_u16(), code);
     let mut response = written(response, dialect, &request_id);
     let headers = response.headers_mut();
     let id = HeaderValue::from_str(&request_id).expect("ids are plain letters");
@@ -198,6 +205,9 @@ fn preflight() -> Response {
 async fn counted(State(app): State<App>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or("none", MatchedPath::as_str).to_owned();
+    if let Some(context) = request.extensions().get::<Context>() {
+        context.log.route(&route);
+    }
     let mut count = Count { app, route, status: 499 };
     let response = next.run(request).await;
     count.status = response.status().as_u16();

@@ -77,13 +77,11 @@ impl Board {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A choice of a request got a slot. The engine never runs more choices than it has slots.
-    pub(crate) fn admit(&self, request: &str, prompt: usize, cached: usize) -> Option<usize> {
-        let mut rows = self.rows();
-        let free = rows.rows.iter().position(|row| row.request.is_none())?;
+    /// A choice of a request got this slot of the engine.
+    pub(crate) fn admit(&self, slot: usize, request: &str, prompt: usize, cached: usize) {
         let (id, since) = (request.to_owned(), Instant::now());
-        rows.rows[free].request = Some(Taken { id, since, decoding: false, prompt, cached, decoded: 0 });
-        Some(free)
+        let taken = Taken { id, since, decoding: false, prompt, cached, decoded: 0 };
+        self.rows().rows[slot].request = Some(taken);
     }
 
     /// Its prompt is read.

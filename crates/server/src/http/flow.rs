@@ -148,7 +148,7 @@ impl<W: Writer> Pump<W> {
     /// Runs to the end of the reply; `false` if that was not a good end. Dropping `running` on the way out
     /// cancels what is not over.
     async fn run(mut self, first: Vec<Update>) -> bool {
-        let mut updates = Ok(first);
+        let mut updates: Result<Vec<Update>, ApiError> = Ok(first);
         let drain = self.app.drain().clone();
         loop {
             match updates {
@@ -158,6 +158,7 @@ impl<W: Writer> Pump<W> {
                     }
                 }
                 Err(error) => {
+                    self.running.log().failed(error.code.name());
                     self.writer.failed(&self.running, &error, &mut self.out);
                     self.wire.send(&mut self.out);
                     return false;

@@ -24,6 +24,7 @@ mod ids;
 mod json;
 mod limits;
 mod listen;
+mod log;
 mod messages;
 mod metrics;
 mod ollama;

@@ -57,6 +57,9 @@ pub struct Receipt {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolvedSampling {
+    /// The reply cannot end inside its reasoning.
+    #[serde(default)]
+    pub close_reasoning: bool,
     /// -2 to 2, over generated tokens.
     pub frequency_penalty: f32,
     /// The model's end tokens do not end the reply.
@@ -111,6 +114,7 @@ impl ResolvedSampling {
         } = job.sampling;
         let reader = &job.reader;
         Self {
+            close_reasoning: job.close_reasoning,
             frequency_penalty: frequency,
             ignore_eos,
             include_stop_str_in_output: reader.include_stop,

@@ -12,6 +12,7 @@ use super::app::Context;
 use super::asked::Asked;
 use super::auth::Turn;
 use super::error::ApiError;
+use super::log::Entry;
 use super::metrics::Stage;
 use super::receipt::Receipt;
 use super::record::Record;
@@ -49,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) mask: Option<Box<dyn Mask>>,
     /// Tokens of reasoning, which the mask enforces.
     pub(crate) thinking_budget: Option<usize>,
+    /// The reply cannot end inside reasoning, which the mask enforces.
+    pub(crate) close_reasoning: bool,
     /// How to read each reply.
     pub(crate) reader: ReaderOptions,
     /// What was done on the client's behalf.
@@ -90,7 +93,7 @@ pub(crate) struct Running {
     context: Context,
     events: UnboundedReceiver<(usize, Event)>,
     /// Of each prompt; `None` once its replies are complete.
-    tickets: Vec<Option<Ticket>>,
+    tickets: Vec<Ticket>,
     per_prompt: usize,
     choices: Vec<Choice>,
     /// Scores of each prompt's tokens but the first.
@@ -128,7 +131,7 @@ impl Running {
                 choices.push(Choice { reader, log: ScoreLog::new(job.scope, tokenizer), ended: None });
             }
             let place = (index, prompt.ids.len());
-            let track = Track::new(app, served, &context.request_id, place, job.choices, sender.clone());
+            let track = Track::new(app, served, context, place, job.choices, sender.clone());
             let mut request =
                 Request::new(std::mem::take(&mut prompt.ids), job.max_tokens.unwrap_or(usize::MAX));
             request.marks = std::mem::take(&mut prompt.marks);
@@ -140,7 +143,7 @@ impl Running {
             request.cache = job.cache;
             request.drafting = job.drafting;
             request.mask = job.mask.as_ref().map(|mask| mask.fork());
-            tickets.push(Some(served.session.engine().submit(request, Box::new(track))?));
+            tickets.push(served.session.engine().submit(request, Box::new(track))?);
         }
         Ok(Self {
             app: app.clone(),
@@ -184,6 +187,11 @@ impl Running {
     /// Tokens of all prompts, and those of them that came from the cache as far as that is known.
     pub(crate) fn prompt_tokens(&self) -> (usize, usize) {
         self.prompt_tokens
+    }
+
+    /// The request's line in the log.
+    pub(crate) fn log(&self) -> &Entry {
+        &self.context.log
     }
 
     /// What was done on the client's behalf before the reply began.
@@ -260,9 +268,9 @@ impl Running {
             Event::Tokens { choice, tokens, scores } => {
                 let index = at(choice);
                 self.choices[index].read(index, &tokens, scores, updates);
-                let all = prompt * self.per_prompt..(prompt + 1) * self.per_prompt;
-                if self.choices[all].iter().all(|choice| choice.reader.ended()) {
-                    self.tickets[prompt] = None;
+                // A stop string or a closed call ends a choice that the engine would go on with.
+                if self.choices[index].reader.ended() {
+                    self.tickets[prompt].cancel(choice);
                 }
             }
             Event::Finished { choice, reason, stats } => {
@@ -293,14 +301,17 @@ impl Running {
 
     fn failed(&self, error: engine::ReplyError) -> ApiError {
         let is_draining = self.app.drain().phase() > super::drain::Phase::Open;
-        match error {
+        let error = match error {
             engine::ReplyError::Stopped { .. } if is_draining => draining(),
             error => error.into(),
-        }
+        };
+        self.context.log.failed(error.code.name());
+        error
     }
 
     fn count(&self, ended: &Ended) {
         let (metrics, outcome) = (self.app.metrics(), &ended.outcome);
+        self.context.log.ended(finish_name(&outcome.finish));
         let reasoning = outcome.usage.reasoning_tokens as u64;
         let rest = outcome.usage.completion_tokens as u64 - reasoning;
         // Tokens of a call cannot be told from those of the text around it; a reply with calls is mostly
@@ -319,6 +330,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over() {
             self.app.metrics().cancelled(self.stage);
+            self.context.log.left(self.stage);
         }
     }
 }

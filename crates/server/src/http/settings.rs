@@ -52,6 +52,8 @@ pub struct Typed {
     pub template_kwargs: Map<String, Value>,
     /// Tokens of reasoning; -1 is no limit.
     pub thinking_budget: i64,
+    /// Do not let a reply end inside its reasoning.
+    pub close_reasoning: bool,
     /// Send reasoning as `reasoning` too.
     pub reasoning_both: bool,
     /// What becomes of a system message that does not lead.
@@ -99,6 +101,7 @@ impl Default for Typed {
             thinking: None,
             template_kwargs: Map::new(),
             thinking_budget: -1,
+            close_reasoning: false,
             reasoning_both: false,
             late_system: LateSystem::default(),
             drafting: Drafting::default(),
@@ -211,6 +214,8 @@ pub struct Settings {
     pub template_kwargs: Map<String, Value>,
     /// Tokens of reasoning.
     pub thinking_budget: Option<usize>,
+    /// Do not let a reply end inside its reasoning.
+    pub close_reasoning: bool,
     /// Send reasoning as `reasoning` too.
     pub reasoning_both: bool,
     /// What becomes of a system message that does not lead.
@@ -324,6 +329,7 @@ impl Settings {
             clary_fields: clary_fields(&typed.clary_fields)?,
             aliases: typed.aliases,
             reject_unknown_model: typed.reject_unknown_model,
+            close_reasoning: typed.close_reasoning,
             reasoning_both: typed.reasoning_both,
             late_system: typed.late_system,
             drafting: typed.drafting,

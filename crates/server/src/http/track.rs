@@ -7,6 +7,8 @@ use std::time::Instant;
 use engine::{Event, FinishReason, Sink, Stats};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::app::Context;
+use super::log::Entry;
 use super::state::{App, Served};
 
 /// A sink for one prompt of a request.
@@ -14,6 +16,7 @@ pub(crate) struct Track {
     app: App,
     served: Arc<Served>,
     request_id: String,
+    log: Arc<Entry>,
     /// Which prompt of the request.
     prompt: usize,
     prompt_tokens: usize,
@@ -27,7 +30,7 @@ impl Track {
     pub(crate) fn new(
         app: &App,
         served: &Arc<Served>,
-        request_id: &str,
+        context: &Context,
         (prompt, prompt_tokens): (usize, usize),
         choices: u32,
         events: UnboundedSender<(usize, Event)>,
@@ -35,7 +38,8 @@ impl Track {
         Self {
             app: app.clone(),
             served: served.clone(),
-            request_id: request_id.to_owned(),
+            request_id: context.request_id.clone(),
+            log: context.log.clone(),
             prompt,
             prompt_tokens,
             arrived: Instant::now(),
@@ -52,7 +56,10 @@ impl Track {
         }
         let metrics = self.app.metrics();
         match last.replace(now) {
-            None => metrics.ttft.observe((now - self.arrived).as_secs_f64()),
+            None => {
+                metrics.ttft.observe((now - self.arrived).as_secs_f64());
+                self.log.first_token();
+            }
             Some(before) => {
                 let each = (now - before).as_secs_f64() / count.max(1) as f64;
                 (0..count).for_each(|_| metrics.inter_token.observe(each));
@@ -66,6 +73,7 @@ impl Track {
             let accepted = drafts.accepted as f32 / drafts.proposed.max(1) as f32;
             self.served.board.leave(slot, (drafts.proposed > 0).then_some(accepted));
         }
+        self.log.finished(stats);
         let metrics = self.app.metrics();
         if !matches!(reason, FinishReason::Cancelled | FinishReason::Failed(_)) {
             metrics.prefill.observe(stats.prefill.as_secs_f64());
@@ -77,10 +85,11 @@ impl Track {
 impl Sink for Track {
     fn event(&mut self, event: Event) {
         match &event {
-            Event::Admitted { choice, cache, queued } => {
+            Event::Admitted { choice, slot, cache, queued } => {
                 self.app.metrics().queued.observe(queued.as_secs_f64());
-                let slot = self.served.board.admit(&self.request_id, self.prompt_tokens, cache.hit_tokens);
-                self.choices[*choice as usize].0 = slot;
+                let slot = *slot as usize;
+                self.served.board.admit(slot, &self.request_id, self.prompt_tokens, cache.hit_tokens);
+                self.choices[*choice as usize].0 = Some(slot);
             }
             Event::Prefilled { choice, .. } => {
                 if let (Some(slot), _) = self.choices[*choice as usize] {

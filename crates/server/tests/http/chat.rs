@@ -86,6 +86,14 @@ async fn reasoning_and_content_are_apart() {
     let choice = &reply["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("stop")));
     assert_eq!(reply["clary"]["notes"], json!([{"code": "ended_in_reasoning", "path": ""}]));
+    // Where reasoning must be closed, the end that the model wants there is not drawn.
+    let mut setup = Setup::default();
+    setup.typed.close_reasoning = true;
+    let closing = Server::with(setup);
+    closing.say("37 plus");
+    let on = json!({"reasoning_effort": "high", "clary": {"notes": true}, "max_tokens": 20});
+    let reply = closing.chat(on).await.ok();
+    assert_eq!((&reply["clary"]["notes"], &reply["usage"]["completion_tokens"]), (&json!([]), &json!(20)));
     let mut setup = Setup::default();
     setup.typed.reasoning_both = true;
     let both = Server::with(setup);
@@ -350,6 +358,33 @@ async fn dry_runs_show_the_prompt() {
         assert!(prompt(true).await.contains("SECRET"));
     }
     assert_eq!(server.engine.status().counters.steps, 0, "nothing ran");
+}
+
+/// T12: where and why a prefix broke, and what a dry run says of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_prefix_names_its_message() {
+    let server = Server::new();
+    let system = "one two three four five six seven eight nine ten ".repeat(8);
+    let ask = async |question: &str, more: Value| {
+        let mut fields = json!({"messages": [{"role": "system", "content": system},
+            {"role": "user", "content": question}], "max_tokens": 4, "clary": {"cache": true}});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.chat(fields).await.ok()
+    };
+    let cached = async |question: &str| {
+        let dry = ask(question, json!({"dry_run": true})).await;
+        (dry["cached_tokens_if_now"].as_u64().unwrap(), dry["prompt_tokens"].as_u64().unwrap())
+    };
+    assert_eq!(cached("alpha beta").await.0, 0);
+    ask("alpha beta", json!({})).await;
+    let (again, prompt) = cached("alpha beta").await;
+    assert_eq!(again, prompt - 1, "all but the token to draw from");
+    let (other, _) = cached("gamma").await;
+    assert!(0 < other && other < again, "the system prompt: {other} of {again}");
+    let reply = ask("gamma", json!({})).await;
+    let miss = &reply["clary"]["cache"]["miss"];
+    assert_eq!((&miss["message_index"], &miss["reason"]), (&json!(1), &json!("differs")), "{miss}");
+    assert!(miss["at_token"].as_u64().unwrap() >= other);
 }
 
 /// T48, T49, T50.

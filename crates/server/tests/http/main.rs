@@ -2,12 +2,14 @@
 
 #![allow(unreachable_pub, missing_docs, clippy::unwrap_used)]
 
+mod abuse;
 mod cancel;
 mod chat;
 mod completions;
 mod demo;
 mod errors;
 mod live;
+mod logs;
 mod messages;
 mod ollama;
 mod page;

@@ -52,7 +52,7 @@ impl Plain {
         let settings = settings(receipt, words)?;
         let weights = Weights::open(model)?;
         let text = TextSide::open(&weights.dir)?;
-        let digest = weights.digest();
+        let digest = weights.digest()?;
         let digests = [
             ("model", &receipt.model, &digest),
             ("tokenizer", &receipt.tokenizer, &format!("sha256:{}", text.tokenizer.digest())),
@@ -148,6 +148,7 @@ fn settings(receipt: &Receipt, words: Words) -> Result<Settings> {
         thinking: words.thinking,
         template_kwargs: words.kwargs,
         thinking_budget: sampling.thinking_budget.map_or(-1, |budget| budget as i64),
+        close_reasoning: sampling.close_reasoning,
         drafting: Drafting { policy: DraftPolicy::Off, ..Drafting::default() },
         ..Typed::default()
     };

@@ -83,6 +83,7 @@ pub(super) fn print(measured: &Measured, args: &BenchArgs, output: &Output) -> R
         text.push_str(&format!("load {:.2} s with {threads} thread{plural}\n", time.as_secs_f64()));
     }
     text.push_str(&memory(measured));
+    text.push_str("loaded for one sequence without drafts: no MTP layer and no vision tower\n");
     Ok(output.out(&text)?)
 }
 
@@ -91,9 +92,9 @@ fn memory(measured: &Measured) -> String {
     match measured.peak {
         Some(peak) => {
             let ratio = peak as f64 / measured.weights as f64;
-            format!("peak memory {}, {ratio:.2} times the weights ({weights})\n", table::bytes(peak))
+            format!("peak memory {}, {ratio:.2} times the weights loaded ({weights})\n", table::bytes(peak))
         }
-        None => format!("peak memory unavailable here; the weights have {weights}\n"),
+        None => format!("peak memory unavailable here; the weights loaded have {weights}\n"),
     }
 }
 
@@ -111,7 +112,7 @@ fn prefill(lines: &[Line<'_>]) -> Table {
 
 fn decode(lines: &[Line<'_>]) -> Table {
     let mut table = Table::new(">>>>>>>><");
-    table.row(["threads", "prompt", "min", "median", "max", "per token", "GB/s", "of reading", "tokens"]);
+    table.row(["threads", "prompt", "min", "median", "max", "per token", "GB/s", "of reading", "token hash"]);
     for line in lines {
         let [min, median, max] = line.decode.cells();
         let (threads, prompt) = (line.case.threads.to_string(), grouped(line.case.prompt as u64));

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
+use tracing::info;
 
+use super::watch;
 use crate::error::{Exit, Failure, Result};
-use crate::output::Output;
 
 /// How many orders came.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +19,7 @@ pub(crate) struct Orders(Arc<AtomicUsize>);
 
 impl Orders {
     /// Takes over both signals. Needs a runtime.
-    pub(crate) fn watch(drain: Duration, output: Output) -> Result<(Self, Receiver<()>)> {
+    pub(crate) fn watch(drain: Duration) -> Result<(Self, Receiver<()>)> {
         let failed =
             |error: io::Error| Failure::new(Exit::Failure, format!("signals cannot be watched: {error}"));
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -33,9 +35,8 @@ impl Orders {
                 }
                 if count.fetch_add(1, Ordering::AcqRel) == 0 {
                     let time = drain.as_secs_f64();
-                    let text = format!("ending: running replies get {time} s; a second signal ends at once");
-                    // Ending matters more than saying so.
-                    let _ = output.note(&text);
+                    info!("ending: running replies get {time} s; a second signal ends at once");
+                    watch::tell(&[NotifyState::Stopping]);
                 }
                 // Two orders are all that is listened to.
                 let _ = sender.try_send(());

@@ -1,10 +1,12 @@
 //! `clary serve`: the server.
 
 mod end;
+mod log;
 mod options;
 mod report;
 mod self_test;
 mod sizes;
+mod watch;
 
 use std::fs::FileType;
 use std::io;
@@ -15,17 +17,20 @@ use std::time::Instant;
 use device::Device;
 use engine::Engine;
 use model::qwen3_5::open;
+use sd_notify::NotifyState;
 use server::http::{App, Bind, Grammar, Listener, Settings};
 use server::{Session, TextSide};
 use text::GrammarCompiler;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
+use tracing::info;
 
 pub(crate) use options::ServeArgs;
 #[cfg(test)]
 pub(crate) use options::Slots;
 
 use self::end::Orders;
+pub(crate) use self::log::LogFormat;
 use self::report::{Facts, Report};
 use self::self_test::self_test;
 use self::sizes::Sizes;
@@ -45,12 +50,16 @@ pub(crate) fn serve(args: &ServeArgs, output: &Output) -> Result {
         let message = "the reference device is outside the contracts and is not served";
         return Err(Failure::usage(message).hint("--device cpu"));
     }
+    let _log = log::start(args.work.log_format, output);
     let settings = options::settings(args)?;
     // What can be refused without reading weights comes before anything that others see.
     let ready = Ready::new(args)?;
     let failed = |error: io::Error| Failure::new(Exit::Failure, format!("threads: {error}"));
     let runtime = Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().map_err(failed)?;
-    let result = runtime.block_on(run(ready, settings, *output));
+    // Where every line is a document, progress has no place among them.
+    let mut output = *output;
+    output.quiet |= args.work.log_format == LogFormat::Json;
+    let result = runtime.block_on(run(ready, settings, output));
     end_now(runtime);
     result
 }
@@ -123,13 +132,16 @@ struct Loaded {
 
 /// Listens, loads, serves, ends. Those who ask while the model is being loaded are told so.
 async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
-    let facts = Facts::of(&ready.weights, &ready.args.model);
-    let (orders, received) = Orders::watch(settings.drain_timeout, output)?;
+    let facts = Facts::of(&ready.weights, &ready.args.model)?;
+    let (orders, received) = Orders::watch(settings.drain_timeout)?;
     let listener = bind(&settings.bind).await?;
     let address = listener.address();
     let app = App::new(settings, facts.id.clone());
     let serving = server::http::serve(listener, app.clone(), received);
     let mut serving = std::pin::pin!(serving);
+    let exit_on_stall = ready.args.work.exit_on_stall;
+    info!(model = facts.id, address, "loading");
+    watch::tell(&[NotifyState::Status("loading")]);
     let (sender, loading) = oneshot::channel();
     let loader = app.clone();
     std::thread::spawn(move || {
@@ -146,12 +158,17 @@ async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
     };
     let engine = session.engine().clone();
     app.serve_model(session, facts.info(&report), Some(grammar));
+    info!(model = facts.id, address, "ready");
+    watch::tell(&[NotifyState::Ready, NotifyState::Status("ready")]);
     // A server whose report nobody reads serves all the same.
     let _ = match output.json {
         true => output.out(&format!("{}\n", report.document(&facts, &address))),
         false => output.out(&report.text(&facts, &address)),
     };
-    serving.await;
+    tokio::select! {
+        () = &mut serving => {}
+        failure = watch::progress(&app, exit_on_stall) => return Err(failure),
+    }
     if orders.count() > 1 {
         return Err(Failure::interrupted());
     }

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use engine::Drafting;
 use server::http::{SamplingSource, Settings, SettingsError, Typed};
 
+use super::LogFormat;
 use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
 use crate::error::{Failure, Result};
 use crate::settings::{self, Thinking};
@@ -112,10 +113,16 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     #[arg(env = "CLARY_STALL_AFTER")]
     pub(crate) stall_after: Duration,
+    /// End with exit code 5 when the server stalls, so that a service manager starts it anew
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_EXIT_ON_STALL")]
+    pub(crate) exit_on_stall: bool,
     /// Target for the longest time between two steps of a running reply
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = time)]
     #[arg(env = "CLARY_MAX_STALL")]
     pub(crate) max_stall: Duration,
+    /// Form of the log on stderr; --quiet leaves warnings, -v adds probes
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "CLARY_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
 }
 
 /// What replies are like where the request does not say.
@@ -125,6 +132,9 @@ pub(crate) struct WordsArgs {
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     #[arg(env = "CLARY_THINKING_BUDGET")]
     pub(crate) thinking_budget: i64,
+    /// Do not let a reply end inside its reasoning: the model must close it first
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_CLOSE_REASONING")]
+    pub(crate) close_reasoning: bool,
     /// Where reasoning goes in OpenAI's replies
     #[arg(long, value_enum, default_value_t = ReasoningField::ReasoningContent)]
     #[arg(env = "CLARY_REASONING_FIELD")]
@@ -257,6 +267,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         thinking: args.model.thinking.map(|thinking| thinking == OnOff::On),
         template_kwargs: settings::kwargs(args.model.template_kwargs.as_deref().unwrap_or("{}"))?,
         thinking_budget: words.thinking_budget,
+        close_reasoning: words.close_reasoning,
         reasoning_both: words.reasoning_field == ReasoningField::Both,
         drafting: Drafting { policy: settings::policy(args.draft.draft), ..Drafting::default() },
         drain_timeout: args.work.drain_timeout,

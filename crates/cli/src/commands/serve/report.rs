@@ -10,12 +10,13 @@ use serde_json::{Value, json};
 use server::TextSide;
 use server::http::{Bind, ModelInfo, Settings};
 
-use super::options::ServeArgs;
+use super::options::{ServeArgs, WorkArgs};
 use super::self_test::SelfTest;
 use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
 use crate::commands::again::kv_name;
 use crate::commands::version;
+use crate::error::Result;
 use crate::load;
 use crate::memory;
 use crate::table::{self, grouped};
@@ -31,19 +32,20 @@ const CONTRACTS: [&str; 9] = ["E1", "E2", "E3", "E4", "E5", "E6", "E7", "E8", "E
 /// Facts of a model that clients are shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// Its id: the folder's name.
+    /// Its id: its name in the store, else the folder's.
     pub(crate) id: String,
     info: ModelInfo,
 }
 
 impl Facts {
     /// What can be known without loading.
-    pub(crate) fn of(weights: &Weights, args: &ModelArgs) -> Self {
+    pub(crate) fn of(weights: &Weights, args: &ModelArgs) -> Result<Self> {
         let folder = weights.dir.canonicalize().unwrap_or_else(|_| weights.dir.clone());
         let name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
-        let id = match weights.stored {
-            Stored::Folder(_) => name.unwrap_or_else(|| args.model.clone()),
-            Stored::Synth(_) => "synth".to_owned(),
+        let id = match (&weights.name, &weights.stored) {
+            (Some(name), _) => name.clone(),
+            (None, Stored::Folder(_)) => name.unwrap_or_else(|| args.model.clone()),
+            (None, Stored::Synth(_)) => "synth".to_owned(),
         };
         let tokenizer = tokenizer_config(&weights.dir);
         let info = ModelInfo {
@@ -52,7 +54,7 @@ impl Facts {
             n_params: weights.config.parameters(),
             size: weights.bytes,
             build: version::commit().to_owned(),
-            digest: weights.digest(),
+            digest: weights.digest()?,
             kv: kv_name(args.kv).to_owned(),
             contracts: CONTRACTS.to_vec(),
             tokenizer_class: tokenizer["tokenizer_class"].as_str().unwrap_or_default().to_owned(),
@@ -60,7 +62,7 @@ impl Facts {
             pad_token: token(&tokenizer["pad_token"]),
             ..ModelInfo::default()
         };
-        Self { id, info }
+        Ok(Self { id, info })
     }
 
     /// The same, with the device.
@@ -260,6 +262,22 @@ fn drafts(draft: Draft, mtp: bool) -> String {
     }
 }
 
+/// Limits that are not the usual ones.
+fn limits(work: &WorkArgs) -> Option<String> {
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+    let changed = [
+        ("queue", work.queue.to_string(), "128"),
+        ("queue-timeout", seconds(work.queue_timeout), "600 s"),
+        ("drain-timeout", seconds(work.drain_timeout), "30 s"),
+        ("stall-after", seconds(work.stall_after), "60 s"),
+        ("max-stall", seconds(work.max_stall), "0.2 s"),
+    ];
+    let changed = changed.iter().filter(|(_, found, usual)| found != usual);
+    let changed: Vec<String> =
+        changed.map(|(name, found, usual)| format!("{name} {found} (usual {usual})")).collect();
+    (!changed.is_empty()).then(|| format!("limits: {}", changed.join(", ")))
+}
+
 /// Anything off, missing or unusual.
 fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings) -> Vec<String> {
     let mut notes = Vec::new();
@@ -287,6 +305,7 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());
     }
+    notes.extend(limits(&args.work));
     if sizes.limit.is_none() {
         notes.push("memory: the system does not say what is free".to_owned());
     }

@@ -45,7 +45,7 @@ const QUESTION: &str = r#"[{"role": "user", "content": "What is 37 + 58?"}]"#;
 /// Prints a prompt, its tokens, or what the built-in chats become.
 pub(crate) fn template(args: &TemplateArgs, output: &Output) -> Result {
     let dir = match Origin::parse(&args.model)? {
-        Origin::Folder(dir) => dir,
+        Origin::Folder(dir) | Origin::Stored(dir, _) => dir,
         Origin::Synth(spec) => spec.config.with_file_name(""),
     };
     let text = TextSide::open(if dir.as_os_str().is_empty() { Path::new(".") } else { &dir })?;

@@ -11,14 +11,16 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use engine::{CacheReport, Request};
 use serde::Serialize;
+use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
 use super::app::{Context, json};
 use super::asked::Asked;
 use super::error::ApiError;
-use super::running::Running;
-use super::state::{App, now_seconds};
+use super::running::{Job, Running};
+use super::state::{App, Served, now_seconds};
 use super::{flow, ids};
 
 pub use choice::ToolChoice;
@@ -78,7 +80,12 @@ pub(crate) async fn post(
     });
     let (dry_run, Prepared { job, facts }) = prepared.await?;
     if dry_run {
-        return Ok(json(&dry_run_of(&job.notes, &facts, asked.served.context())));
+        let (notes, answered) = (job.notes.clone(), ask_cache(&asked.served, job));
+        let cached = match answered {
+            Some(answered) => answered.await.ok(),
+            None => None,
+        };
+        return Ok(json(&dry_run_of(&notes, &facts, asked.served.context(), cached)));
     }
     let mut running = Running::submit(asked, job, turn)?;
     let head = Head::new(&running, ids::made("chatcmpl-"), now_seconds(), facts);
@@ -89,7 +96,22 @@ pub(crate) async fn post(
     Ok(json(&head.reply(&running)))
 }
 
-fn dry_run_of(notes: &[text::Note], facts: &Facts, context: usize) -> DryRun {
+/// Asks how many prompt tokens the prefix cache would give the job; `None` where the engine would not take it.
+fn ask_cache(served: &Served, job: Job) -> Option<oneshot::Receiver<usize>> {
+    let mut request = Request::new(job.prompts.into_iter().next()?.ids, 1);
+    request.namespace = job.namespace;
+    request.cache = job.cache;
+    request.prompt_logprobs = job.prompt_logprobs;
+    let (answer, answered) = oneshot::channel();
+    let tell = move |report: CacheReport| {
+        // A failed send means that the client has gone.
+        let _ = answer.send(report.hit_tokens);
+    };
+    served.session.engine().look_up(request, tell).ok()?;
+    Some(answered)
+}
+
+fn dry_run_of(notes: &[text::Note], facts: &Facts, context: usize, cached: Option<usize>) -> DryRun {
     let shows_prompt = facts.params.clary.0.prompt;
     DryRun {
         object: "clary.dry_run",
@@ -97,7 +119,7 @@ fn dry_run_of(notes: &[text::Note], facts: &Facts, context: usize) -> DryRun {
         image_tokens: Vec::new(),
         n_ctx: context,
         fits: facts.prompt_ids.len() < context,
-        cached_tokens_if_now: None,
+        cached_tokens_if_now: cached,
         thinking: facts.thinking,
         notes: notes_view(notes.iter()),
         prompt: shows_prompt.then(|| facts.prompt_text.to_string()),

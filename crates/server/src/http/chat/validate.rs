@@ -63,7 +63,8 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
         None => app.settings().thinking_budget,
         Some(budget) => usize::try_from(budget).ok(),
     };
-    let mask = served.session.after_reasoning(rendered.in_reasoning, budget, mask)?;
+    let close_reasoning = app.settings().close_reasoning;
+    let mask = served.session.after_reasoning(rendered.in_reasoning, budget, close_reasoning, mask)?;
     let params = request.params;
     let seed = params.seed.unwrap_or_else(ids::seed);
     let marks = message_ends(&rendered);
@@ -91,6 +92,7 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
         drafting: params.drafting(app.settings().drafting),
         mask,
         thinking_budget: budget,
+        close_reasoning,
         reader: reader(served, &params, reply, !request.parallel_tool_calls),
         notes,
     };

@@ -100,6 +100,7 @@ pub(crate) fn prepare(asked: &Asked, request: CompletionRequest) -> Result<Prepa
         drafting: params.drafting(app.settings().drafting),
         mask: None,
         thinking_budget: None,
+        close_reasoning: false,
         reader: reader(served, &params, reply, false),
         notes,
     };
