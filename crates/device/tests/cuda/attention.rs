@@ -98,7 +98,7 @@ fn attention_over_spans() {
                 let mut found = Vec::new();
                 let mut start = 0;
                 // Whole spans, their edges, small windows and long ones.
-                for rows in [1300, 1, 3, 211, 16, 17, 5, 510, 1, 1] {
+                for rows in [1300, 1, 3, 211, 16, 10, 16, 17, 5, 510, 7, 12, 1, 1] {
                     let mut inputs = layer.inputs(&mut noise, Kind::Random, rows);
                     // Scores far apart: rescaling passes below 2^-126, in both directions.
                     inputs.iter_mut().flatten().for_each(|x| *x = (*x * scale) as f32 as f64);
