@@ -9,8 +9,8 @@
 
 SHARED void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// Key `index` of a tree row as page * 64 + slot: ancestors lie at their own places. Keys that the row does not see
-// are read from its own place.
+// Key `index` of a tree row as page * 64 + slot: ancestors lie at their own places. Keys that the row does
+// not see are read from its own place.
 SHARED uint tree_place(const StepTables& step, const StepWindow& window, const StepRow& row, uint index) {
     uint storage = index;
     if (index > row.index) {
@@ -46,7 +46,7 @@ struct Source {
         for (int i = 0; i < 16; i++) {
             uint place = places[8 * (i / 2) + 2 * c + i % 2];
             const schar* from = kv_block(pool, place / KEYS, kv_head).codes + at + value_slot(place % KEYS);
-            words[i / 4] |= (uint)*(const uchar*)from << (8 * (i % 4));
+            words[i / 4] |= (uint) * (const uchar*)from << (8 * (i % 4));
         }
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -85,9 +85,24 @@ struct SpanRoom {
 // The rows of a block of threads.
 struct Rows {
     uint count;
-    uint index[ROWS];   // token index
+    uint index[ROWS];    // token index
     ulong vector[ROWS];  // of the lane: row * heads + head
 };
+
+// ROWS rows of a window from `first_row` on, as many as there are; `row` is the first.
+SHARED Rows rows_of(const StepWindow& window, const StepRow& row, uint first_row, const AttentionShape& shape,
+                    const Vectors& vectors) {
+    Rows rows;
+    rows.count = min((uint)ROWS, window.rows - first_row);
+    // Vectors that are not there repeat one that is.
+    uint head = vectors.head + min(threadIdx.x % 32 / 4, vectors.count - 1);
+#pragma unroll
+    for (uint i = 0; i < ROWS; i++) {
+        rows.index[i] = row.index + i;
+        rows.vector[i] = (ulong)(window.first + first_row + i) * shape.heads + head;
+    }
+    return rows;
+}
 
 // Scores of a block: s[row][2 t + e] of key 8 t + 2 c + e.
 SHARED void score_block(float (&s)[ROWS][16], const Rows& rows, const Queries& queries, const Source& source,
@@ -118,7 +133,8 @@ SHARED void score_block(float (&s)[ROWS][16], const Rows& rows, const Queries& q
                 float score[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++)
-                    score_group(score, query, g, k[i][g], *(const float2*)(scales + g * KEYS + 8 * (first + i) + 2 * c));
+                    score_group(score, query, g, k[i][g],
+                                *(const float2*)(scales + g * KEYS + 8 * (first + i) + 2 * c));
                 s[row][2 * (first + i)] = score[0];
                 s[row][2 * (first + i) + 1] = score[1];
             }
@@ -132,7 +148,9 @@ SHARED void weigh_block(SpanRoom& room, uint at, uint block, const Source& sourc
     uint lane = threadIdx.x % 32, c = lane % 4;
     float s[ROWS][16];
     score_block(s, rows, queries, source, room.scales[at]);
-    auto value_scales = [&](int t) { return *(const float2*)(room.scales[at] + GROUPS * KEYS + 8 * t + 2 * c); };
+    auto value_scales = [&](int t) {
+        return *(const float2*)(room.scales[at] + GROUPS * KEYS + 8 * t + 2 * c);
+    };
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         if (row >= rows.count) break;
@@ -156,17 +174,18 @@ SHARED void copy_values(SpanRoom& room, uint at, const KvBlock& from) {
 }
 
 // A block's values for the dims of a warp into what is held.
-SHARED void fold_block(float (&held)[ROWS][GROUPS][2], Fold (&fold)[ROWS], const SpanRoom& room, uint at, uint block,
-                       const Rows& rows, const Source& source) {
+SHARED void fold_block(float (&held)[ROWS][GROUPS][2], Fold (&fold)[ROWS], const SpanRoom& room, uint at,
+                       uint block, const Rows& rows, const Source& source) {
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = lane / 4, c = lane % 4;
     uint4 v[GROUPS][DIGITS];
 #pragma unroll
     for (int d = 0; d < GROUPS; d++)
 #pragma unroll
         for (int digit = 0; digit < DIGITS; digit++)
-            v[d][digit] = ROWS == 1 && source.places
-                              ? source.value(digit, warp * (8 * GROUPS) + 8 * d + n)
-                              : *(const uint4*)(room.values[warp][at % RING][digit] + (8 * d + n) * KEYS + c * 16);
+            v[d][digit] =
+                ROWS == 1 && source.places
+                    ? source.value(digit, warp * (8 * GROUPS) + 8 * d + n)
+                    : *(const uint4*)(room.values[warp][at % RING][digit] + (8 * d + n) * KEYS + c * 16);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         if (row >= rows.count || rows.index[row] < block * KEYS) continue;
@@ -200,27 +219,34 @@ SHARED ulong part_at(const AttentionShape& shape, uint row, uint head, uint span
     return ((ulong)row * shape.heads + head) * shape.spans + span;
 }
 
-// Grid [spans, tiles * rows_max / ROWS, windows], 256 threads, room for a SpanRoom: warp i scores block i of the span,
-// then has GROUPS tiles of 8 dims of all of them.
+// Writes the lane's dims of a vector, times a factor.
+SHARED void write_dims(const float (&held)[GROUPS][2], float factor, float* to, uint head_dim) {
+    uint first = threadIdx.x / 32 * (8 * GROUPS) + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int d = 0; d < GROUPS; d++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            uint dim = first + 8 * d + e;
+            if (dim < head_dim) to[dim] = held[d][e] * factor;
+        }
+}
+
+// Grid [spans, tiles * rows_max / ROWS, windows], 256 threads, room for a SpanRoom: warp i scores block i of
+// the span, then has GROUPS tiles of 8 dims of all of them.
 extern "C" __global__ void __launch_bounds__(256)
-attention_spans(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out, Partial partial) {
+    attention_spans(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out,
+                    Partial partial) {
     extern __shared__ __align__(16) uchar memory[];
     SpanRoom& room = *(SpanRoom*)memory;
     start_next_launch();
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = lane / 4, c = lane % 4;
     const StepWindow window = step.windows[blockIdx.z];
-    uint tiles = tiles_of(shape, pool), first_row = blockIdx.y / tiles * ROWS, first = blockIdx.x * SPAN_BLOCKS;
+    uint tiles = tiles_of(shape, pool), first_row = blockIdx.y / tiles * ROWS,
+         first = blockIdx.x * SPAN_BLOCKS;
     if (!is_small(window) || first_row >= window.rows) return wait_for_launches_before();
     Vectors vectors = vectors_of(shape, pool, blockIdx.y % tiles);
-    Rows rows;
-    rows.count = min((uint)ROWS, window.rows - first_row);
     StepRow row = step.rows[window.first + first_row];
-#pragma unroll
-    for (uint i = 0; i < ROWS; i++) {
-        // Vectors that are not there repeat one that is.
-        rows.index[i] = row.index + i;
-        rows.vector[i] = (ulong)(window.first + first_row + i) * shape.heads + vectors.head + min(n, vectors.count - 1);
-    }
+    Rows rows = rows_of(window, row, first_row, shape, vectors);
     uint blocks = (row.index + rows.count - 1) / KEYS + 1;
     if (first >= blocks) return wait_for_launches_before();
     uint count = min((uint)SPAN_BLOCKS, blocks - first);
@@ -264,18 +290,16 @@ attention_spans(StepTables step, KvPool pool, AttentionShape shape, Queries quer
 #pragma unroll
     for (uint i = 0; i < ROWS; i++) {
         if (i >= rows.count || rows.index[i] < first * KEYS) continue;
-        bool whole = rows.index[i] < SPAN_BLOCKS * KEYS;
-        ulong part = part_at(shape, blockIdx.z * shape.rows_max + first_row + i, vectors.head + n, blockIdx.x);
-        float inverse = whole ? DIVIDE(1.0f, fold[i].sum) : 1.0f;
-        float* to = whole ? out + rows.vector[i] * pool.head_dim : partial.values + part * (64 * GROUPS);
-        if (!whole && warp == 0 && c == 0) *(float2*)(partial.folds + 2 * part) = make_float2(fold[i].max, fold[i].sum);
-#pragma unroll
-        for (int d = 0; d < GROUPS; d++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                uint dim = (warp * GROUPS + d) * 8 + 2 * c + e;
-                if (dim < pool.head_dim) to[dim] = whole ? held[i][d][e] * inverse : held[i][d][e];
-            }
+        if (rows.index[i] < SPAN_BLOCKS * KEYS) {
+            write_dims(held[i], DIVIDE(1.0f, fold[i].sum), out + rows.vector[i] * pool.head_dim,
+                       pool.head_dim);
+            continue;
+        }
+        uint at = blockIdx.z * shape.rows_max + first_row + i;
+        ulong part = part_at(shape, at, vectors.head + n, blockIdx.x);
+        write_dims(held[i], 1.0f, partial.values + part * (64 * GROUPS), pool.head_dim);
+        if (warp == 0 && c == 0)
+            *(float2*)(partial.folds + 2 * part) = make_float2(fold[i].max, fold[i].sum);
     }
 }
 
@@ -297,7 +321,7 @@ SHARED float running_max(float x, float* tops) {
 
 // Grid [heads, rows_max, windows], 256 threads: thread j has dim j.
 extern "C" __global__ void __launch_bounds__(256)
-attention_fold(StepTables step, KvPool pool, AttentionShape shape, float* out, Partial partial) {
+    attention_fold(StepTables step, KvPool pool, AttentionShape shape, float* out, Partial partial) {
     __shared__ float of_part[FOLD_SPANS], of_held[FOLD_SPANS], sums[FOLD_SPANS], tops[8], carried;
     start_next_launch();
     wait_for_launches_before();

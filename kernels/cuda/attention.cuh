@@ -1,10 +1,12 @@
-// Attention over integer K/V with matrix instructions (crates/device/src/cpu/attention.rs, attention_block.rs).
+// Attention over integer K/V with matrix instructions (crates/device/src/cpu/attention.rs,
+// attention_block.rs).
 //
-// A warp works on 8 query vectors (heads of one row) and a block of 64 keys. Query codes have 12 bits: two signed
-// digits, code = 256 high + low, are the rows 0..7 and 8..15 of the left operand of m16n8k32, so that the lane that
-// gets a dot of the high digits gets that of the low ones too. Lane 4 n + c has vector n and the keys 8 t + 2 c + e,
-// e = 0, 1: all keys of two of the eight lanes of the sum over p. The value weights it makes of them are its part of
-// the left operand of the second product, V's storage order makes the right one.
+// A warp works on 8 query vectors (heads of one row) and a block of 64 keys. Query codes have 12 bits: two
+// signed digits, code = 256 high + low, are the rows 0..7 and 8..15 of the left operand of m16n8k32, so that
+// the lane that gets a dot of the high digits gets that of the low ones too. Lane 4 n + c has vector n and
+// the keys 8 t + 2 c + e, e = 0, 1: all keys of two of the eight lanes of the sum over p. The value weights
+// it makes of them are its part of the left operand of the second product, V's storage order makes the right
+// one.
 #pragma once
 #include "kv.cuh"
 
@@ -23,7 +25,8 @@
 #define PLANE (GROUPS * KEYS * 64)
 
 SHARED void multiply_add_8bit(int (&acc)[4], const uint (&a)[4], uint b0, uint b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+r"(acc[0]), "+r"(acc[1]), "+r"(acc[2]), "+r"(acc[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -46,7 +49,8 @@ SHARED uint quad_max(uint x) {
     return max(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
-// Query digits of a step (rope.cu): signed bytes [rows, heads, GROUPS, high and low, 64], units [rows, heads, GROUPS].
+// Query digits of a step (rope.cu): signed bytes [rows, heads, GROUPS, high and low, 64], units [rows, heads,
+// GROUPS].
 struct Queries {
     const schar* digits;
     const float* units;
@@ -65,8 +69,10 @@ SHARED void load_query(Query& query, const Queries& from, ulong at) {
     for (int g = 0; g < GROUPS; g++) {
         const uint4* digits = (const uint4*)(from.digits + (at * GROUPS + g) * 128 + c * 16);
         uint4 high = digits[0], low = digits[4];
-        query.a[g][0][0] = high.x, query.a[g][0][1] = low.x, query.a[g][0][2] = high.y, query.a[g][0][3] = low.y;
-        query.a[g][1][0] = high.z, query.a[g][1][1] = low.z, query.a[g][1][2] = high.w, query.a[g][1][3] = low.w;
+        query.a[g][0][0] = high.x, query.a[g][0][1] = low.x, query.a[g][0][2] = high.y,
+        query.a[g][0][3] = low.y;
+        query.a[g][1][0] = high.z, query.a[g][1][1] = low.z, query.a[g][1][2] = high.w,
+        query.a[g][1][3] = low.w;
         query.unit[g] = from.units[at * GROUPS + g];
     }
 }
@@ -74,9 +80,10 @@ SHARED void load_query(Query& query, const Queries& from, ulong at) {
 // Dot of two digit sums: 256 high + low of the query's digits.
 SHARED int joined(int high, int low) { return 256 * high + low; }
 
-// The scores of keys 8 t + 2 c + e, adding group g: `k` is what keys 8 t + n have at dims 16 c of the group, one
-// vector of 16 bytes per digit; `scale` what the lane's two keys have.
-SHARED void score_group(float (&score)[2], const Query& query, int g, const uint4 (&k)[DIGITS], float2 scale) {
+// The scores of keys 8 t + 2 c + e, adding group g: `k` is what keys 8 t + n have at dims 16 c of the group,
+// one vector of 16 bytes per digit; `scale` what the lane's two keys have.
+SHARED void score_group(float (&score)[2], const Query& query, int g, const uint4 (&k)[DIGITS],
+                        float2 scale) {
     float dot[DIGITS][2];
 #pragma unroll
     for (int digit = 0; digit < DIGITS; digit++) {
@@ -152,7 +159,8 @@ SHARED Weighed weigh(float (&s)[16], float scale, uint visible, const Scales& va
     return part;
 }
 
-// I of dims 8 d + 2 c + e, e = 0, 1, of vector n: `v` is what dim 8 d + n has, keys in the order of value_slot.
+// I of dims 8 d + 2 c + e, e = 0, 1, of vector n: `v` is what dim 8 d + n has, keys in the order of
+// value_slot.
 SHARED void value_dots(float (&dot)[2], const uint (&w)[2][4], const uint4 (&v)[DIGITS]) {
     float part[DIGITS][2];
 #pragma unroll
@@ -164,7 +172,8 @@ SHARED void value_dots(float (&dot)[2], const uint (&w)[2][4], const uint4 (&v)[
         part[digit][1] = __int2float_rn(joined(acc[1], acc[3]));
     }
 #pragma unroll
-    for (int e = 0; e < 2; e++) dot[e] = DIGITS == 1 ? part[0][e] : FMA(256.0f, part[0][e], part[DIGITS - 1][e]);
+    for (int e = 0; e < 2; e++)
+        dot[e] = DIGITS == 1 ? part[0][e] : FMA(256.0f, part[0][e], part[DIGITS - 1][e]);
 }
 
 // A running softmax of one vector, without its values.
@@ -232,7 +241,8 @@ SHARED uint keys_seen(uint index, uint block) {
 }
 
 SHARED void copy_async_16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)),
+                 "l"(from)
                  : "memory");
 }
 

@@ -37,13 +37,16 @@ SHARED void prompt_block(float (&part)[GROUPS * 8][2], Fold& fold, const Query& 
             uint4 k[DIGITS];
 #pragma unroll
             for (int digit = 0; digit < DIGITS; digit++)
-                k[digit] = *(const uint4*)(staged.codes + digit * PLANE + g * (KEYS * 64) + (8 * t + n) * 64 + c * 16);
+                k[digit] = *(const uint4*)(staged.codes + digit * PLANE + g * (KEYS * 64) + (8 * t + n) * 64 +
+                                           c * 16);
             score_group(score, query, g, k, *(const float2*)(staged.scales + g * KEYS + 8 * t + 2 * c));
         }
         s[2 * t] = score[0];
         s[2 * t + 1] = score[1];
     }
-    auto value_scales = [&](int t) { return *(const float2*)(staged.scales + GROUPS * KEYS + 8 * t + 2 * c); };
+    auto value_scales = [&](int t) {
+        return *(const float2*)(staged.scales + GROUPS * KEYS + 8 * t + 2 * c);
+    };
     Weighed weighed = weigh(s, scale, visible, value_scales, w);
     Factors factors = admit(fold, weighed.max, weighed.sum);
 #pragma unroll
@@ -73,7 +76,7 @@ SHARED void fold_span(PromptRoom& room, Fold& whole, const float (&part)[GROUPS 
 
 // Grid [row tiles of 8, tiles of heads, windows], 256 threads: a warp has 8 heads of one row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-attention_prompt(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out) {
+    attention_prompt(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out) {
     extern __shared__ __align__(16) uchar memory[];
     PromptRoom& room = *(PromptRoom*)memory;
     // A long launch: the waiting blocks of the next would take from its own.

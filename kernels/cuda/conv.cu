@@ -29,31 +29,48 @@ SHARED float conv_output(const StepTables& step, const StepWindow& window, uint 
     return silu_exact(sum);
 }
 
+// The state of a channel, oldest first.
+template <int TAPS>
+struct Held {
+    float at[TAPS];  // TAPS - 1 of them
+
+    // Input of row `row` of the window, or of the state before it.
+    SHARED float input(const StepWindow& window, const float* x, uint c, uint channel, int row) const {
+        float held = 0.0f;
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++)
+            if (row == i - (TAPS - 1)) held = at[i];
+        return row >= 0 ? x[(ulong)(window.first + row) * c + channel] : held;
+    }
+};
+
+template <int TAPS>
+SHARED void conv_load(Held<TAPS>& held, uint c, uint channel, const float* state) {
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++) held.at[i] = state[(ulong)i * c + channel];
+}
+
 // Shifts the state by the window's rows.
 template <int TAPS>
-SHARED void conv_shift(const StepWindow& window, const float* x, uint c, uint channel, float* state) {
+SHARED void conv_shift(const Held<TAPS>& held, const StepWindow& window, const float* x, uint c, uint channel,
+                       float* state) {
     float next[TAPS];
 #pragma unroll
-    for (int i = 0; i < TAPS - 1; i++) {
-        int row = (int)window.rows - (TAPS - 1) + i;
-        next[i] = row >= 0 ? x[(ulong)(window.first + row) * c + channel]
-                           : state[(ulong)(TAPS - 1 + row) * c + channel];
-    }
+    for (int i = 0; i < TAPS - 1; i++)
+        next[i] = held.input(window, x, c, channel, (int)window.rows - (TAPS - 1) + i);
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++) state[(ulong)i * c + channel] = next[i];
 }
 
 // Rows first .. end - 1 of a chain: the inputs slide through registers.
 template <int TAPS>
-SHARED void conv_chain(const StepWindow& window, const float* x, uint c, uint channel, const float (&tap)[TAPS],
-                       const float* state, float* out, uint first, uint end) {
+SHARED void conv_chain(const StepWindow& window, const float* x, uint c, uint channel,
+                       const float (&tap)[TAPS], const Held<TAPS>& held, float* out, uint first, uint end) {
     const float* from = x + (ulong)window.first * c + channel;
     float input[TAPS];
 #pragma unroll
-    for (int i = 0; i < TAPS - 1; i++) {
-        int row = (int)first - (TAPS - 1) + i;
-        input[i] = row >= 0 ? from[(ulong)row * c] : state[(ulong)(TAPS - 1 + row) * c + channel];
-    }
+    for (int i = 0; i < TAPS - 1; i++)
+        input[i] = held.input(window, x, c, channel, (int)first - (TAPS - 1) + i);
     out += (ulong)window.first * c + channel;
 #pragma unroll 4
     for (uint row = first; row < end; row++) {
@@ -68,8 +85,8 @@ SHARED void conv_chain(const StepWindow& window, const float* x, uint c, uint ch
 }
 
 template <int TAPS>
-SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float* x, const float* taps, float* out,
-                      uint first, uint count, bool advance) {
+SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float* x, const float* taps,
+                      float* out, uint first, uint count, bool advance) {
     uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
     if (channel >= c) return;
     const StepWindow window = step.windows[blockIdx.z];
@@ -77,6 +94,9 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
     float tap[TAPS];
 #pragma unroll
     for (int i = 0; i < TAPS; i++) tap[i] = taps[(ulong)channel * TAPS + i];
+    // States change before the launches of a step only.
+    Held<TAPS> held;
+    conv_load<TAPS>(held, c, channel, state);
     wait_for_launches_before();
     uint end = min(first + count, window.rows);
     if (window.tree) {
@@ -84,34 +104,37 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
             out[(ulong)(window.first + row) * c + channel] =
                 conv_output<TAPS>(step, window, row, x, c, channel, tap, state);
     } else if (first < end) {
-        conv_chain<TAPS>(window, x, c, channel, tap, state, out, first, end);
+        conv_chain<TAPS>(window, x, c, channel, tap, held, out, first, end);
     }
     for (uint row = first; !window.commit && row < end; row++)
         kept_row(pool, window.place, row).conv[channel] = x[(ulong)(window.first + row) * c + channel];
-    if (advance && window.commit) conv_shift<TAPS>(window, x, c, channel, state);
+    if (advance && window.commit) conv_shift<TAPS>(held, window, x, c, channel, state);
 }
 
 // Small windows: grid [channel blocks, 1, windows]. Every thread takes all rows of its window, then advances.
 extern "C" __global__ void __launch_bounds__(256)
-conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out) {
+    conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out) {
     start_next_launch();
     conv_rows<CONV_TAPS>(step, pool, x, taps, out, 0, 0x7fffffffu, true);
 }
 
-// Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows. The next launch starts
-// when this one ends: its waiting blocks would take from this one's.
+// Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows. The next launch
+// starts when this one ends: its waiting blocks would take from this one's.
 extern "C" __global__ void __launch_bounds__(256)
-conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
+    conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
     conv_rows<CONV_TAPS>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false);
 }
 
 // Grid [channel blocks, 1, windows].
-extern "C" __global__ void __launch_bounds__(256) conv_advance(StepTables step, DeltaPool pool, const float* x) {
+extern "C" __global__ void __launch_bounds__(256)
+    conv_advance(StepTables step, DeltaPool pool, const float* x) {
     start_next_launch();
     wait_for_launches_before();
     uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
     const StepWindow window = step.windows[blockIdx.z];
     if (channel >= c || !window.commit) return;
     float* state = pool.conv + (ulong)window.place * (CONV_TAPS - 1) * c;
-    conv_shift<CONV_TAPS>(window, x, c, channel, state);
+    Held<CONV_TAPS> held;
+    conv_load<CONV_TAPS>(held, c, channel, state);
+    conv_shift<CONV_TAPS>(held, window, x, c, channel, state);
 }

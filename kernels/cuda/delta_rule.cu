@@ -19,7 +19,8 @@ struct Place {
 
 // Query and key of a row, by one warp: lanes 4 l + j take the query for even j and the key for odd.
 template <int STEPS, int DK>
-SHARED void prepare_keys(Row<STEPS>& to, const DeltaPool& pool, const DeltaInputs& in, const Place& place, uint row) {
+SHARED void prepare_keys(Row<STEPS>& to, const DeltaPool& pool, const DeltaInputs& in, const Place& place,
+                         uint row) {
     uint lane = threadIdx.x % 32, l = lane / 4, is_key = lane % 2, keys = pool.key_heads * pool.key_dim;
     const float* mixed = in.mixed + (ulong)(place.window.first + row) * channels_of(pool);
     float x[2 * STEPS];
@@ -35,7 +36,8 @@ SHARED void prepare_keys(Row<STEPS>& to, const DeltaPool& pool, const DeltaInput
 
 // Values and gates of a row, by one warp.
 template <int STEPS>
-SHARED void prepare_values(Row<STEPS>& to, const DeltaPool& pool, const DeltaInputs& in, const Place& place, uint row) {
+SHARED void prepare_values(Row<STEPS>& to, const DeltaPool& pool, const DeltaInputs& in, const Place& place,
+                           uint row) {
     uint lane = threadIdx.x % 32, column = place.first_unit * 4 + lane, at = place.window.first + row;
     uint values = 2 * pool.key_heads * pool.key_dim + place.head * pool.value_dim;
     bool inside = column < pool.value_dim;
@@ -65,7 +67,8 @@ SHARED float step_row(Unit<STEPS>& state, const Row<STEPS>& row, uint key_dim) {
 }
 
 template <int STEPS, int DK>
-SHARED void step_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in, Row<STEPS>* rows) {
+SHARED void step_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in,
+                        Row<STEPS>* rows) {
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = units_of(pool), blocks = (units + 7) / 8;
     Place place;
     place.window = step.windows[blockIdx.y];
@@ -105,9 +108,10 @@ SHARED void step_window(const StepTables& step, const DeltaPool& pool, const Del
     if (window.commit && unit < units) store_unit<STEPS>(state, home);
 }
 
-// Small windows: grid [blocks of 8 units of one head, windows], 256 threads, room for the rows of the longest window.
+// Small windows: grid [blocks of 8 units of one head, windows], 256 threads, room for the rows of the longest
+// window.
 extern "C" __global__ void __launch_bounds__(256, DELTA_STEPS <= 8 ? 3 : 1)
-delta_window(StepTables step, DeltaPool pool, DeltaInputs in) {
+    delta_window(StepTables step, DeltaPool pool, DeltaInputs in) {
     extern __shared__ __align__(16) uchar memory[];
     start_next_launch();
     step_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, (Row<DELTA_STEPS>*)memory);
@@ -159,8 +163,8 @@ struct KeepJobs {
     } jobs[32];
 };
 
-// Replays kept rows. Grid [blocks of 8 units, then blocks of 256 channels of the convolution; jobs], 256 threads. The
-// next launch may read states before it waits, so it starts when this one ends.
+// Replays kept rows. Grid [blocks of 8 units, then blocks of 256 channels of the convolution; jobs], 256
+// threads. The next launch may read states before it waits, so it starts when this one ends.
 extern "C" __global__ void __launch_bounds__(256) state_keep(const __grid_constant__ KeepJobs list) {
     wait_for_launches_before();
     const DeltaPool pool = list.jobs[blockIdx.y].pool;

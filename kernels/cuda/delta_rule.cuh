@@ -1,10 +1,10 @@
-// Steps of the gated delta rule (crates/device/src/cpu/delta_rule.rs): a warp has the 4 columns of a unit (states.cuh)
-// in registers.
+// Steps of the gated delta rule (crates/device/src/cpu/delta_rule.rs): a warp has the 4 columns of a unit
+// (states.cuh) in registers.
 #pragma once
 #include "states.cuh"
 
-// Groups of 16 key indices, rounded up to a power of two, and the key dimension if it is exactly that (else 0):
-// constants of the compilation.
+// Groups of 16 key indices, rounded up to a power of two, and the key dimension if it is exactly that (else
+// 0): constants of the compilation.
 #ifndef DELTA_STEPS
 #define DELTA_STEPS 8
 #define DELTA_KEY_DIM 128
@@ -13,7 +13,8 @@
 // Longer windows are delta_scan's.
 #define WINDOW_ROWS 32
 
-// What a warp holds: STEPS groups of 16 key indices, two values of each. DK 0: the key dimension is pool.key_dim.
+// What a warp holds: STEPS groups of 16 key indices, two values of each. DK 0: the key dimension is
+// pool.key_dim.
 template <int STEPS>
 struct Unit {
     float s[2 * STEPS];

@@ -1,5 +1,5 @@
-// The gated delta rule over long windows: delta_prepare normalizes keys and queries and makes the gates, delta_scan
-// walks the tokens with the state in registers.
+// The gated delta rule over long windows: delta_prepare normalizes keys and queries and makes the gates,
+// delta_scan walks the tokens with the state in registers.
 #include "delta_rule.cuh"
 
 struct Prepared {
@@ -29,17 +29,19 @@ SHARED void prepare_row(const DeltaPool& pool, const DeltaInputs& in, const Prep
 }
 
 SHARED void copy_async_4(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint)__cvta_generic_to_shared(to)),
+                 "l"(from)
                  : "memory");
 }
 
 SHARED void copy_async_16(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)),
+                 "l"(from)
                  : "memory");
 }
 
-// Tokens of a stage, stages in flight, threads and units of a block (two of each warp: what it loads of keys and
-// queries serves both).
+// Tokens of a stage, stages in flight, threads and units of a block (two of each warp: what it loads of keys
+// and queries serves both).
 #define TOKENS 8
 #define STAGES (DELTA_STEPS <= 8 ? 4 : 2)
 #define THREADS 128
@@ -96,11 +98,12 @@ struct Walk {
     bool writes[PAIR];
 };
 
-// Decays and recalls for this token (key k), and reads the output of the token before (query q) while the sums of the
-// recall wait for their trees. o and r of both columns; `decayed` is the state times g.
+// Decays and recalls for this token (key k), and reads the output of the token before (query q) while the
+// sums of the recall wait for their trees. o and r of both columns; `decayed` is the state times g.
 template <int STEPS, int DK>
-SHARED void read_and_recall(const Walk<STEPS>& walk, Unit<STEPS> (&decayed)[PAIR], const float (&k)[2 * STEPS], float g,
-                            uint key_dim, uint l, float (&o)[PAIR], float (&r)[PAIR]) {
+SHARED void read_and_recall(const Walk<STEPS>& walk, Unit<STEPS> (&decayed)[PAIR],
+                            const float (&k)[2 * STEPS], float g, uint key_dim, uint l, float (&o)[PAIR],
+                            float (&r)[PAIR]) {
     float of_o[PAIR][2] = {}, of_r[PAIR][2] = {};
 #pragma unroll
     for (int m = 0; m < STEPS; m++)
@@ -133,10 +136,11 @@ SHARED void read_and_recall(const Walk<STEPS>& walk, Unit<STEPS> (&decayed)[PAIR
     }
 }
 
-// One token of a stage; writes the output of the token before, if there is one. `column` of 32 is the first unit's.
+// One token of a stage; writes the output of the token before, if there is one. `column` of 32 is the first
+// unit's.
 template <int STEPS, int DK>
-SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& stage, uint t, uint key_dim, uint l, uint column,
-                       bool first) {
+SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& stage, uint t, uint key_dim, uint l,
+                       uint column, bool first) {
     float k[2 * STEPS], o[PAIR], r[PAIR];
     Unit<STEPS> decayed[PAIR];
     read_spread<STEPS>(k, stage.qk[t][1], l);
@@ -159,10 +163,13 @@ SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& stage, uint t, uin
 
 // Grid [blocks of 8 units of one head, windows], THREADS threads.
 template <int STEPS, int DK>
-SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in, const Prepared& from) {
+SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in,
+                        const Prepared& from) {
     __shared__ __align__(16) Stage<STEPS> stages[STAGES];
-    uint thread = threadIdx.x, lane = thread % 32, l = lane / 4, units = units_of(pool), blocks = (units + 7) / 8;
-    uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8, unit = first_unit + thread / 32 * PAIR;
+    uint thread = threadIdx.x, lane = thread % 32, l = lane / 4, units = units_of(pool),
+         blocks = (units + 7) / 8;
+    uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8,
+         unit = first_unit + thread / 32 * PAIR;
     uint column = thread / 32 * 4 * PAIR + lane % 4, key_head = head / (pool.value_heads / pool.key_heads);
     const StepWindow window = step.windows[blockIdx.y];
     if (window.rows <= WINDOW_ROWS) return;
@@ -185,11 +192,13 @@ SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const Del
         load_unit<STEPS>(walk.state[p], home[p]);
         walk.writes[p] = l == 0 && column + 4 * p < source.columns;
     }
-    for (uint s = 0; s < STAGES - 1; s++) load_stage<STEPS>(stages[s], source, s * TOKENS, window.rows, thread);
+    for (uint s = 0; s < STAGES - 1; s++)
+        load_stage<STEPS>(stages[s], source, s * TOKENS, window.rows, thread);
     for (uint at = 0, turn = 0; at < window.rows; at += TOKENS, turn = (turn + 1) % STAGES) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
-        load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, at + (STAGES - 1) * TOKENS, window.rows, thread);
+        load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, at + (STAGES - 1) * TOKENS,
+                          window.rows, thread);
         const Stage<STEPS>& stage = stages[turn];
         if (at + TOKENS <= window.rows) {
 #pragma unroll
@@ -215,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_prepare(DeltaPool pool, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
+    delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
     wait_for_launches_before();
     scan_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);
 }

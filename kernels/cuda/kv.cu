@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(256) kv_keep(const __grid_constant_
     for (uint move = 0; move < words[0]; move++) {
         uint from = words[1 + 2 * move], to = words[2 + 2 * move];
         if (from == to) continue;
-        KvBlock source = kv_block(pool, from / KEYS, blockIdx.x), target = kv_block(pool, to / KEYS, blockIdx.x);
+        KvBlock source = kv_block(pool, from / KEYS, blockIdx.x),
+                target = kv_block(pool, to / KEYS, blockIdx.x);
         for (uint i = threadIdx.x; i < pool.digits * dims; i += blockDim.x) {
             uint digit = i / dims, dim = i % dims;
             target.codes[key_at(plane, digit, to % KEYS, dim)] =

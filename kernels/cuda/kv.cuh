@@ -1,9 +1,11 @@
-// Where K/V codes lie (crates/device/src/cuda/kv.rs has the host's half), and how a head is quantized into them.
+// Where K/V codes lie (crates/device/src/cuda/kv.rs has the host's half), and how a head is quantized into
+// them.
 //
 // A page has a block per K/V head. Codes are signed bytes, one digit plane for int8 and two for int16
 // (code = 256 high + low, high first); head dims are padded with zeros to whole groups of 64:
 // * K: [digit][group][64 keys][64 dims];
-// * V: [digit][dim][64 keys], keys in the order of value_slot: what a lane of the matrix instruction reads lies
+// * V: [digit][dim][64 keys], keys in the order of value_slot: what a lane of the matrix instruction reads
+// lies
 //   together;
 // * scales, apart from the codes: [group][64 keys] of K, then [64 keys] of V.
 #pragma once
@@ -133,7 +135,8 @@ SHARED void split_code(int code, schar& high, schar& low) {
     high = (schar)((code - low) >> 8);
 }
 
-// Q_11 of a query head in groups of 64, as digits [groups, high and low, 64] and units [groups]; all lanes of a warp.
+// Q_11 of a query head in groups of 64, as digits [groups, high and low, 64] and units [groups]; all lanes of
+// a warp.
 SHARED void store_query(const float (&x)[HEAD_VALUES], schar* digits, float* units, uint groups) {
     uint lane = threadIdx.x % 32;
 #pragma unroll

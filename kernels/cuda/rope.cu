@@ -31,8 +31,8 @@ SHARED float sum_squares_256(const float (&x)[HEAD_VALUES]) {
 }
 
 // Norms a head and turns entry j with entry j + half. `room`: 256 floats of this warp.
-SHARED void norm_and_turn(float (&x)[HEAD_VALUES], const float* weight, const HeadShape& shape, const Rotary& rotary,
-                          const StepRow& row, float* room) {
+SHARED void norm_and_turn(float (&x)[HEAD_VALUES], const float* weight, const HeadShape& shape,
+                          const Rotary& rotary, const StepRow& row, float* room) {
     uint lane = threadIdx.x % 32;
     float mean = DIVIDE(sum_squares_256(x), (float)shape.head_dim);
     float r = DIVIDE(1.0f, __fsqrt_rn(mean + shape.eps));
@@ -65,7 +65,8 @@ SHARED void store_head(const float (&x)[HEAD_VALUES], float* to, uint head_dim) 
     }
 }
 
-// Query digits of a step, for attention: [rows, heads, groups of 64, high and low, 64] and units [rows, heads, groups].
+// Query digits of a step, for attention: [rows, heads, groups of 64, high and low, 64] and units [rows,
+// heads, groups].
 struct Digits {
     schar* digits;
     float* units;
@@ -78,7 +79,7 @@ SHARED void store_digits(const float (&x)[HEAD_VALUES], const Digits& to, ulong 
 
 // Query digits of heads that are there already. Grid [rows, blocks of 4 heads], 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
-query_digits(const float* q, uint heads, uint head_dim, Digits digits) {
+    query_digits(const float* q, uint heads, uint head_dim, Digits digits) {
     start_next_launch();
     wait_for_launches_before();
     uint head = blockIdx.y * 4 + threadIdx.x / 32;
@@ -89,11 +90,12 @@ query_digits(const float* q, uint heads, uint head_dim, Digits digits) {
     store_digits(x, digits, at, head_dim);
 }
 
-// Grid [rows, blocks of 4 heads], 128 threads: query heads, then key heads. With `v` the keys and values also go to
-// the pages of `pool` (kv_append in the same launch); v heads come last then.
+// Grid [rows, blocks of 4 heads], 128 threads: query heads, then key heads. With `v` the keys and values also
+// go to the pages of `pool` (kv_append in the same launch); v heads come last then.
 extern "C" __global__ void __launch_bounds__(128)
-qk_norm_rope(StepTables step, HeadShape shape, Rotary rotary, const float* qg, float* k, const float* q_weight,
-             const float* k_weight, float* q, Digits digits, const float* v, KvPool pool) {
+    qk_norm_rope(StepTables step, HeadShape shape, Rotary rotary, const float* qg, float* k,
+                 const float* q_weight, const float* k_weight, float* q, Digits digits, const float* v,
+                 KvPool pool) {
     __shared__ float rooms[4][32 * HEAD_VALUES];
     start_next_launch();
     wait_for_launches_before();

@@ -8,7 +8,7 @@
 
 // Grid [rows], 32 threads. Up to 32 ROUTE_VALUES experts, k up to 32.
 extern "C" __global__ void __launch_bounds__(32)
-route(const float* logits, uint experts, uint k, uint* ids, float* weights) {
+    route(const float* logits, uint experts, uint k, uint* ids, float* weights) {
     start_next_launch();
     wait_for_launches_before();
     uint row = blockIdx.x, id;

@@ -9,8 +9,8 @@ SHARED uint order_key(float x) {
     return x != x ? 0u : key;
 }
 
-// The k best of `experts` logits, best first (ties to the lower id), k <= 32: lane i gets pick i and its weight.
-// A NaN logit anywhere makes all weights NaN. VALUES: experts / 32, rounded up.
+// The k best of `experts` logits, best first (ties to the lower id), k <= 32: lane i gets pick i and its
+// weight. A NaN logit anywhere makes all weights NaN. VALUES: experts / 32, rounded up.
 template <int VALUES>
 SHARED void route_row(const float* logits, uint experts, uint k, uint& id, float& weight) {
     const uint all = 0xffffffffu;

@@ -1,5 +1,5 @@
-// Clearing and copying states (crates/device/src/cuda/state.rs). The next launch may read states before it waits, so
-// it starts when these end.
+// Clearing and copying states (crates/device/src/cuda/state.rs). The next launch may read states before it
+// waits, so it starts when these end.
 #include "states.cuh"
 
 // Float4s of a place's recurrent state, and floats of its convolution state.
@@ -14,7 +14,8 @@ extern "C" __global__ void state_clear(DeltaPool pool, uint place) {
     wait_for_launches_before();
     ulong at = (ulong)blockIdx.x * blockDim.x + threadIdx.x, stride = (ulong)gridDim.x * blockDim.x;
     float4* recurrent = (float4*)pool.recurrent + place * recurrent_quads(pool);
-    for (ulong i = at; i < recurrent_quads(pool); i += stride) recurrent[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (ulong i = at; i < recurrent_quads(pool); i += stride)
+        recurrent[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float* conv = pool.conv + place * conv_values(pool);
     for (ulong i = at; i < conv_values(pool); i += stride) conv[i] = 0.0f;
 }

@@ -1,17 +1,18 @@
 // Where the states of delta-net layers lie (crates/device/src/cuda/state.rs has the host's half).
 //
-// A recurrent state is cut into units of 4 value columns of a head; a unit holds what one warp keeps in registers
-// while it walks tokens. Lane 4 l + j of the warp has column j of the unit and the key indices l + 8 c + 16 m,
-// value 2 m + c, c = 0, 1: two lanes of the sum over the key index. In memory a unit is [quads][32 lanes][4 values].
-// A convolution state is [taps - 1, C], oldest row first.
+// A recurrent state is cut into units of 4 value columns of a head; a unit holds what one warp keeps in
+// registers while it walks tokens. Lane 4 l + j of the warp has column j of the unit and the key indices l +
+// 8 c + 16 m, value 2 m + c, c = 0, 1: two lanes of the sum over the key index. In memory a unit is
+// [quads][32 lanes][4 values]. A convolution state is [taps - 1, C], oldest row first.
 #pragma once
 #include "step.cuh"
 
 // Shape of a layer and its memory; a kernel takes it by value.
 struct DeltaPool {
-    float* recurrent;    // [places, units, quads, 32, 4]
-    float* conv;         // [places, taps - 1, C]
-    float* const* kept;  // per place: inputs of its last uncommitted window, see kept_row; null if it never had one
+    float* recurrent;  // [places, units, quads, 32, 4]
+    float* conv;       // [places, taps - 1, C]
+    float* const*
+        kept;  // per place: inputs of its last uncommitted window, see kept_row; null if it never had one
     uint key_heads, value_heads, key_dim, value_dim, taps;
 };
 
@@ -37,7 +38,8 @@ SHARED float* unit_at(const DeltaPool& pool, uint place, uint head, uint unit) {
     return pool.recurrent + at * quads_of(pool) * 128;
 }
 
-// Kept inputs of one row: conv inputs [C], normalized keys [Hk, Dk], values [Hv, Dv], decays [Hv], betas [Hv].
+// Kept inputs of one row: conv inputs [C], normalized keys [Hk, Dk], values [Hv, Dv], decays [Hv], betas
+// [Hv].
 struct KeptRow {
     float* conv;
     float* keys;
@@ -46,7 +48,8 @@ struct KeptRow {
 };
 
 SHARED KeptRow kept_row(const DeltaPool& pool, uint place, uint row) {
-    uint c = channels_of(pool), keys = pool.key_heads * pool.key_dim, values = pool.value_heads * pool.value_dim;
+    uint c = channels_of(pool), keys = pool.key_heads * pool.key_dim,
+         values = pool.value_heads * pool.value_dim;
     float* base = pool.kept[place] + (ulong)row * (c + keys + values + 2 * pool.value_heads);
     return KeptRow{base, base + c, base + c + keys, base + c + keys + values};
 }
