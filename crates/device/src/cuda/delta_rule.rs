@@ -1,7 +1,7 @@
 //! The stage `delta_rule` on CUDA (`kernels/cuda/{delta_rule,delta_scan}.cu`).
 //!
-//! Windows of up to [`WINDOW_ROWS`] rows are one launch that does everything; longer ones get their keys, queries
-//! and gates prepared first.
+//! Windows of up to [`WINDOW_ROWS`] rows are one launch that does everything; longer ones get their keys,
+//! queries and gates prepared first.
 
 use super::driver::Result;
 use super::launch::{Args, Launch};

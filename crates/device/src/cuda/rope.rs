@@ -63,8 +63,8 @@ impl RotaryTable {
 /// Where keys and values go in the same launch: the values, and the kernels' `KvPool`.
 pub(super) type Append = (Buffer, [u64; 4]);
 
-/// [`crate::Device::qk_norm_rope`] of the buffers `[qg, k, q]`, with [`crate::Device::kv_append`] in the same launch if
-/// asked for.
+/// [`crate::Device::qk_norm_rope`] of the buffers `[qg, k, q]`, with [`crate::Device::kv_append`] in the same
+/// launch if asked for.
 pub(super) fn lower(
     c: &mut Lowering<'_>,
     [qg, k, q]: [Buffer; 3],
