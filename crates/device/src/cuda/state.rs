@@ -1,7 +1,8 @@
 //! States of delta-net layers on CUDA: storage, snapshots, and the inputs kept of uncommitted windows.
 //!
-//! A recurrent state is cut into units of [`COLUMNS`] value columns of a head, laid out as a warp holds them while
-//! it walks tokens (`kernels/cuda/states.cuh`). A convolution state is `[conv_taps - 1, C]`, oldest row first.
+//! A recurrent state is cut into units of [`COLUMNS`] value columns of a head, laid out as a warp holds them
+//! while it walks tokens (`kernels/cuda/states.cuh`). A convolution state is `[conv_taps - 1, C]`, oldest row
+//! first.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -234,8 +235,8 @@ pub(super) fn lower_copy(c: &mut Lowering<'_>, pool: StatePool, from: u32, to: u
     Ok(())
 }
 
-/// [`crate::Device::state_keep`] of several places. Words of each: place, count, then `WINDOW_ROWS_MAX` rows of
-/// which `count` are meant (u32 each).
+/// [`crate::Device::state_keep`] of several places. Words of each: place, count, then `WINDOW_ROWS_MAX` rows
+/// of which `count` are meant (u32 each).
 pub(super) fn lower_keep(c: &mut Lowering<'_>, keeps: &[(StatePool, Span)]) -> Result {
     let alike = |a: &(StatePool, Span), b: &(StatePool, Span)| c.states(a.0).shape == c.states(b.0).shape;
     let runs: Vec<_> = keeps.chunk_by(alike).flat_map(|run| run.chunks(KEEP_JOBS)).collect();
