@@ -53,10 +53,10 @@ experts_gate_up(const __grid_constant__ ExpertPromptArgs args) {
     const ExpertMatrix& matrix = args.matrices[which * args.experts + tile.expert];
     const PromptCodes& codes = args.codes[matrix.form];
     TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, args.k, 0, tile.count, args.width};
-    float* out = args.gate_up + (ulong)which * args.pairs * args.inner;
     with_kind(matrix.kind, [&](auto kind) {
-        multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, out, args.inner, block * 8,
-                                                       [&](uint n) { return tile.pairs[n]; });
+        multiply_tile<typename decltype(kind)::Stored>(
+            smem, matrix.weights, in, args.inner, block * 8,
+            [&](uint n) { return args.gate_up + ((ulong)which * args.pairs + tile.pairs[n]) * args.inner; });
     });
 }
 
@@ -107,7 +107,8 @@ experts_down_prompt(const __grid_constant__ ExpertPromptArgs args) {
     const PromptCodes& codes = args.inner_codes;
     TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, 1, 0, tile.count, args.inner};
     with_kind(matrix.kind, [&](auto kind) {
-        multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, args.out, args.width, blockIdx.x * 8,
-                                                       [&](uint n) { return tile.pairs[n]; });
+        multiply_tile<typename decltype(kind)::Stored>(
+            smem, matrix.weights, in, args.width, blockIdx.x * 8,
+            [&](uint n) { return args.out + (ulong)tile.pairs[n] * args.width; });
     });
 }

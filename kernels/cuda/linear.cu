@@ -1,7 +1,7 @@
 // linear, decode form: out = x W^T, several matrices over one input in one launch. Rows beyond ROWS go to further
 // blocks of grid y.
 //
-// Compiled for ROWS (1, 8, 16, 32), COLS, THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x: blocks of all matrices one
+// Compiled for ROWS (1, 8, 16, 32), WHOLE_SLICES (1: the form for more than 8 rows, or for streaming), COLS, THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x: blocks of all matrices one
 // after another. Block: `slices` warps a tile, several tiles (or 8 warps where there are more slices); a block of a
 // dense matrix has 4 outputs a warp.
 #include "linear_few.cuh"
@@ -21,12 +21,12 @@ struct LinearArgs {
     const float* x;  // [rows, cols], for dense matrices
     InputCodes codes[3];
     uint rows, cols, count, slices;
-    Places places;        // more than 8 rows
-    FewPlaces few_places;
+    Places places;         // in whole slices
+    FewPlaces few_places;  // else
     Target targets[MATRICES_MAX];
 };
 
-// 1 to 8 rows.
+// Small jobs: 1 to 8 rows.
 template <class S>
 SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block, uchar* smem) {
     typedef Job<S, COLS> J;
@@ -74,7 +74,7 @@ SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& 
     });
 }
 
-// More rows.
+// Whole slices.
 template <class S>
 SHARED void grouped_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block, uchar* smem) {
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -115,7 +115,7 @@ SHARED void dense_block(const LinearArgs& args, const Target& target, const Rows
                         [&](uint n, float value) { target.out[(ulong)rows.row(n) * target.outputs + output] = value; });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && ROWS <= 8 ? 2 : 1) linear(const __grid_constant__ LinearArgs args) {
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && !WHOLE_SLICES ? 2 : 1) linear(const __grid_constant__ LinearArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     uint which = 0;
     while (which + 1 < args.count && blockIdx.x >= args.targets[which + 1].first_block) which++;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && ROWS <= 
     with_kind(target.kind, [&](auto kind) {
         typedef decltype(kind) K;
         if constexpr (K::DENSE) dense_block<K::DTYPE>(args, target, rows, block);
-        else if constexpr (ROWS <= 8) few_block<typename K::Stored>(args, target, rows, block, smem);
+        else if constexpr (!WHOLE_SLICES) few_block<typename K::Stored>(args, target, rows, block, smem);
         else grouped_block<typename K::Stored>(args, target, rows, block, smem);
     });
 }

@@ -1,5 +1,5 @@
 // linear, prompt form: out = x W^T for many rows, several grouped matrices over one input in one launch. Compiled for
-// one kind of matrix, TILE_ROWS and BLOCKS that share a processor. Grid x: blocks of 128 outputs of all matrices; y: tiles of rows. See linear_prompt.cuh.
+// one kind of matrix, TILE_ROWS, ROW_WARPS and BLOCKS that share a processor. Grid x: blocks of 128 outputs of all matrices; y: tiles of rows. See linear_prompt.cuh.
 #include "linear_prompt.cuh"
 
 #define MATRICES_MAX 8
@@ -30,6 +30,6 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) linear_prompt
     const PromptTarget& target = args.targets[which];
     uint first = blockIdx.y * TileShape<Stored>::ROWS, count = min(args.rows - first, (uint)TileShape<Stored>::ROWS);
     TileRows in = {args.codes, args.units, args.sums, nullptr, 1, first, count, args.cols};
-    multiply_tile<Stored>(smem, target.weights, in, target.out, target.outputs, (blockIdx.x - target.first_block) * 8,
-                          [&](uint n) { return first + n; });
+    multiply_tile<Stored>(smem, target.weights, in, target.outputs, (blockIdx.x - target.first_block) * 8,
+                          [&](uint n) { return target.out + (ulong)(first + n) * target.outputs; });
 }

@@ -1,19 +1,19 @@
-// Tiles of the prompt form: 128 outputs by TILE_ROWS (128 or 64) rows of a grouped matrix, through a pipeline of steps in shared
-// memory. Eight warps, four along outputs (32 each), two along rows: warp w of these takes the row tiles w, w + 2, ...
-// of 8 rows, so that missing rows cost nothing. Group sums stay in tensor-core accumulators; each is scaled as in
-// the decode form, groups ascending; a finished slice is added to what `out` holds of the slices before it, by the
-// thread that wrote it. Shared by linear_prompt.cu and experts_prompt.cu.
+// Tiles of the prompt form: 128 outputs by TILE_ROWS (128 or 64) rows of a grouped matrix, through a pipeline of steps
+// in shared memory. Four warps along outputs (32 each) by ROW_WARPS (1 or 2) along rows: warp w of these takes the row
+// tiles w, w + ROW_WARPS, ... of 8 rows, so that missing rows cost little. Group sums stay in tensor-core accumulators;
+// each is scaled as in the decode form, groups ascending; a finished slice is added to what `out` holds of the slices
+// before it, by the thread that wrote it. Shared by linear_prompt.cu and experts_prompt.cu.
 #pragma once
 #include "linear.cuh"
 
 #define STAGES 4
 #define TILE_OUTPUTS 128
-#define TILE_THREADS 256
+#define TILE_THREADS (128 * ROW_WARPS)
 
 template <class S>
 struct TileShape {
     static const int ROWS = TILE_ROWS;
-    static const int ROW_TILES = ROWS / 16;  // of 8 rows, a warp
+    static const int ROW_TILES = ROWS / (8 * ROW_WARPS);  // of 8 rows, a warp
     static const int STEP_GROUPS = S::GROUP == 32 ? 2 : 1;
     static const int ROW_BYTES = ROWS * 2 * STEP;
     static const int CODE_BYTES = 8 * S::STEP_WORDS * 4;
@@ -40,12 +40,12 @@ SHARED void copy_async_16_or_zeros(void* to, const void* from, bool there) {
 }
 
 // What a thread copies at every step, as places that move along: chunks of 16 bytes of row codes (thread t: chunk
-// t % 8 of rows t / 8, t / 8 + 32, ...; odd rows swap halves, against bank conflicts), of weight codes and scales, and
+// t % 8 of rows t / 8, t / 8 + TILE_THREADS / 8, ...; odd rows swap halves, against bank conflicts), of weight codes and scales, and
 // single units.
 template <class S>
 struct Fetch {
     typedef TileShape<S> T;
-    static const int ROW_COPIES = T::ROWS / 32;
+    static const int ROW_COPIES = T::ROWS * 8 / TILE_THREADS;
     static const uint CODE_CHUNKS = 8 * S::BITS, PARAM_CHUNKS = T::STEP_GROUPS * S::GROUP_BYTES / 16;
     static const int CODE_COPIES = (8 * CODE_CHUNKS + TILE_THREADS - 1) / TILE_THREADS;
 
@@ -61,7 +61,7 @@ struct Fetch {
         row_bytes = in.cols * 2;
         left = in.cols / 32;
 #pragma unroll
-        for (int j = 0; j < ROW_COPIES; j++) row_of[j] = in.row(min(t / 8 + 32 * j, in.count - 1));
+        for (int j = 0; j < ROW_COPIES; j++) row_of[j] = in.row(min(t / 8 + TILE_THREADS / 8 * j, in.count - 1));
 #pragma unroll
         for (int j = 0; j < CODE_COPIES; j++) {
             uint i = t + j * TILE_THREADS, own = min(tile + i / CODE_CHUNKS, tiles - 1);
@@ -83,7 +83,7 @@ struct Fetch {
 #pragma unroll
         for (int j = 0; j < ROW_COPIES; j++) {
             if (j * PARTS / ROW_COPIES != at) continue;
-            uint row = t / 8 + 32 * j;
+            uint row = t / 8 + TILE_THREADS / 8 * j;
             bool there = row < count && in_row;
             const uchar* from = rows + (ulong)row_of[j] * row_bytes;
             if (S::GROUP == 32 && !in_row) from -= 64;
@@ -199,10 +199,10 @@ SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& ex
     }
 #pragma unroll
     for (int two = 0; two < T::ROW_TILES; two += 2) {
-        if (!FULL && (two * 2 + warp / 4) * 8 >= in.count) break;
+        if (!FULL && (two * ROW_WARPS + warp / 4) * 8 >= in.count) break;
 #pragma unroll
         for (int n = two; n < two + 2; n++) {
-            uint first = (n * 2 + warp / 4) * 8;
+            uint first = (n * ROW_WARPS + warp / 4) * 8;
             const uchar* row = stage + (first + g) * 128;
             uint swap = (g & 1) << 2;
             uint4 b0 = *(const uint4*)(row + (q ^ swap) * 16), b1 = *(const uint4*)(row + ((4 + q) ^ swap) * 16);
@@ -241,10 +241,10 @@ SHARED void clear_sums(TileSums<S>& sums) {
     for (int n = 0; n < TileShape<S>::ROW_TILES; n++) clear(sums.v[n]);
 }
 
-// Adds finished slice sums to `out` [row][outputs]; `place(n)` is the row of out of the tile's row n. Slices before
+// Adds finished slice sums to the results; `place(n)` is where those of the tile's row n begin. Slices before
 // this one have put their total there.
 template <class S, class Place>
-SHARED void put_slice(const TileSums<S>& sums, float* out, uint outputs, uint tile, bool first_slice, const TileRows& in,
+SHARED void put_slice(const TileSums<S>& sums, uint outputs, uint tile, bool first_slice, const TileRows& in,
                       uint warp, uint lane, Place place) {
     uint g = lane / 4, q = lane % 4, first_output = (tile + warp % 4 * 2) * 16 + g;
 #pragma unroll
@@ -254,8 +254,8 @@ SHARED void put_slice(const TileSums<S>& sums, float* out, uint outputs, uint ti
         float* to[2][2];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            uint row = ((n + j / 2) * 2 + warp / 4) * 8 + 2 * q + j % 2;
-            to[j / 2][j % 2] = row < in.count ? out + (ulong)place(row) * outputs + first_output : nullptr;
+            uint row = ((n + j / 2) * ROW_WARPS + warp / 4) * 8 + 2 * q + j % 2;
+            to[j / 2][j % 2] = row < in.count ? place(row) + first_output : nullptr;
         }
 #pragma unroll
         for (int j = 0; j < 16; j++) {
@@ -276,7 +276,7 @@ SHARED void put_slice(const TileSums<S>& sums, float* out, uint outputs, uint ti
 
 // The whole tile: outputs 16 tile .. + 127.
 template <class S, class Place>
-SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, float* out, uint outputs, uint tile, Place place) {
+SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, uint outputs, uint tile, Place place) {
     typedef TileShape<S> T;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint tiles = (outputs + 15) / 16, steps = (in.cols + STEP - 1) / STEP;
@@ -295,7 +295,8 @@ SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, floa
         uint next = step + STAGES - 1;
         uchar* to = smem + next % STAGES * T::STAGE_BYTES;
         const uchar* stage = smem + step % STAGES * T::STAGE_BYTES;
-        if (in.count == T::ROWS) {
+        // Smaller tiles have other blocks to overlap with, and fewer registers.
+        if (T::ROWS == 128 && in.count == T::ROWS) {
             multiply_step<S, true>(sums, exact, exact_high, stage, in, step, warp, lane, [&](int at) {
                 if (next < steps) fetch.part(at, to, in.count, next);
             });
@@ -305,7 +306,7 @@ SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, floa
         }
         copy_async_commit();
         if ((step + 1) % SLICE_STEPS == 0 || step + 1 == steps) {
-            put_slice<S>(sums, out, outputs, tile, step < SLICE_STEPS, in, warp, lane, place);
+            put_slice<S>(sums, outputs, tile, step < SLICE_STEPS, in, warp, lane, place);
             clear_sums<S>(sums);
         }
     }

@@ -20,6 +20,10 @@ const KINDS_MAX: usize = 8;
 const UNLISTED_MAX: usize = 256;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 64;
+/// Tiles of experts: most have few rows.
+const EXPERT_TILE_ROWS: usize = 64;
+/// Warps along the rows of a tile, and blocks that share a processor.
+const EXPERT_TILE: (usize, usize) = (2, 2);
 /// Rows of a tile where nobody reads the tiles.
 const UNLISTED_TILE: usize = 128;
 /// Most shared memory of a block; wider experts take one pair at a time.
@@ -258,7 +262,8 @@ fn prompt(
 ) -> Result {
     let (pairs, group) = (rows * k, experts.inner_groups[0]);
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
-    let (tile_rows, blocks) = (least(Kind::tile_rows), least(Kind::tile_blocks));
+    let tile_rows = least(Kind::tile_rows).min(EXPERT_TILE_ROWS);
+    let (row_warps, blocks) = EXPERT_TILE;
     let shared = experts.kinds.iter().map(|kind| kind.tile_bytes(tile_rows)).max().unwrap_or(0);
     let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
     let order = c.scratch("experts_order", 4 * pairs)?;
@@ -273,18 +278,29 @@ fn prompt(
     words.extend([inner_codes, units, sums, pair(pairs, k), pair(experts.count, x.width)]);
     words.push(pair(experts.inner, tile_rows));
     let places = (pairs / tile_rows + experts.count).min(pairs);
-    let launch = |name, grid: [usize; 3], shared: usize| Launch {
+    let launch = |name, grid: [usize; 3], block: usize, shared: usize| Launch {
         kernel: kernel_of("experts_prompt.cu", name, &experts.kinds)
             .define("INNER_GROUP", group)
             .define("TILE_ROWS", tile_rows)
+            .define("ROW_WARPS", row_warps)
             .define("BLOCKS", blocks),
         grid: grid.map(|n| n as u32),
-        block: 256,
+        block: block as u32,
         shared: shared as u32,
         args: Args::new().words(&words),
     };
-    c.push(launch("experts_gate_up", [2 * experts.inner.div_ceil(TILE_OUTPUTS), places, 1], shared));
-    c.push(launch("experts_inner", [pairs, 1, 1], 0));
-    c.push(launch("experts_down_prompt", [x.width.div_ceil(TILE_OUTPUTS), places, 1], shared));
+    c.push(launch(
+        "experts_gate_up",
+        [2 * experts.inner.div_ceil(TILE_OUTPUTS), places, 1],
+        128 * row_warps,
+        shared,
+    ));
+    c.push(launch("experts_inner", [pairs, 1, 1], 256, 0));
+    c.push(launch(
+        "experts_down_prompt",
+        [x.width.div_ceil(TILE_OUTPUTS), places, 1],
+        128 * row_warps,
+        shared,
+    ));
     Ok(())
 }

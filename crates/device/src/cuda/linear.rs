@@ -17,10 +17,17 @@ const MATRICES_MAX: usize = 8;
 const WARPS_MAX: usize = 8;
 /// Warps that a block should have at least.
 const WARPS_MIN: usize = 4;
+/// Shared memory of a block up to which rows are staged.
+const SHARED_MAX: usize = 200 << 10;
 /// Most shared memory of a block of 1 to 8 rows; longer rows take the form for more rows.
-const FEW_BYTES_MAX: usize = 96 << 10;
+const FEW_BYTES_MAX: usize = 160 << 10;
+/// Matrices of more tiles than this stream better in whole slices, for up to [`STREAM_ROWS_MAX`] rows.
+const STREAM_TILES: usize = 4096;
+const STREAM_ROWS_MAX: usize = 4;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 32;
+/// Warps along the rows of a tile of the prompt form.
+const TILE_WARPS: usize = 2;
 /// Outputs of a block of the prompt form (linear_prompt.cuh).
 pub(super) const TILE_OUTPUTS: usize = 128;
 /// Codes of rows are staged in shared memory up to this many bytes; more are read where they are.
@@ -129,8 +136,6 @@ pub(super) struct Block<'a> {
     pub(super) cols: usize,
     /// Slice sums: 16 outputs and one slice each.
     pub(super) sums: usize,
-    /// Must the rows be staged, whatever they take?
-    pub(super) staged: bool,
 }
 
 impl Places {
@@ -142,7 +147,8 @@ impl Places {
         let row_stride = 2 * block.cols + if (2 * block.cols).is_multiple_of(128) { 64 } else { 0 };
         let row_bytes = row_stride * block.rows_staged;
         let grouped = warp_bytes > 0;
-        let stage = grouped && (block.staged || row_bytes <= STAGED_MAX);
+        let others = rows_at + (most(Kind::unit_bytes) * block.warps + block.sums * TILE * 4) * block.rows;
+        let stage = grouped && row_bytes <= STAGED_MAX && others + row_bytes <= SHARED_MAX;
         let (row_stride, row_bytes) = if stage { (row_stride, row_bytes) } else { (0, 0) };
         let units_at = (rows_at + row_bytes).next_multiple_of(16);
         let unit_bytes = most(Kind::unit_bytes) * block.rows;
@@ -284,9 +290,10 @@ fn prompt(
     c.push(Launch {
         kernel: kernel_of("linear_prompt.cu", "linear_prompt", &[kind])
             .define("TILE_ROWS", kind.tile_rows())
-            .define("BLOCKS", kind.tile_blocks()),
+            .define("ROW_WARPS", TILE_WARPS)
+            .define("BLOCKS", 1),
         grid: [blocks as u32, rows.div_ceil(kind.tile_rows()) as u32, 1],
-        block: 256,
+        block: 128 * TILE_WARPS as u32,
         shared: kind.tile_bytes(kind.tile_rows()) as u32,
         args: Args::new().words(&words),
     });
@@ -322,6 +329,10 @@ fn decode(
     let mut few = FewPlaces::of(&kinds, class, tiles, cols, false);
     if class > 8 || few.bytes > FEW_BYTES_MAX {
         class = class.max(16);
+    }
+    let all_tiles: usize = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(TILE)).sum();
+    let whole_slices = class > 8 || rows <= STREAM_ROWS_MAX && all_tiles > STREAM_TILES;
+    if whole_slices {
         few = FewPlaces::default();
         (warps, tiles) = block_shape(cols);
     }
@@ -332,7 +343,6 @@ fn decode(
         rows_staged: rows.min(class),
         cols,
         sums: tiles * slices,
-        staged: false,
     });
     let mut words = vec![input.ptr];
     words.extend(input_words(&codes));
@@ -352,12 +362,13 @@ fn decode(
     c.push(Launch {
         kernel: kernel_of("linear.cu", "linear", &kinds)
             .define("ROWS", class)
+            .define("WHOLE_SLICES", whole_slices as u32)
             .define("COLS", cols)
             .define("THREADS", 32 * warps)
             .define("TILES", tiles),
         grid: [blocks as u32, rows.div_ceil(class) as u32, 1],
         block: 32 * warps as u32,
-        shared: if class > 8 { places.bytes } else { few.bytes } as u32,
+        shared: if whole_slices { places.bytes } else { few.bytes } as u32,
         args: Args::new().words(&words),
     });
     Ok(())

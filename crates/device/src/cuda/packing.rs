@@ -88,11 +88,6 @@ impl Kind {
             rows * 2 * STEP + 8 * 128 * self.bits() + 8 * groups * self.group_bytes() + groups * rows * 8;
         PROMPT_STAGES * stage
     }
-
-    /// Blocks that should share a processor: what registers allow.
-    pub(super) fn tile_blocks(self) -> usize {
-        if self.group() == Some(64) && self.bits() <= 4 { 2 } else { 1 }
-    }
 }
 
 /// Where the parts of a matrix lie in its allocation.

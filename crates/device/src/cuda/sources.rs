@@ -60,6 +60,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "linear.cu",
         &[
             ("ROWS", "1"),
+            ("WHOLE_SLICES", "0"),
             ("COLS", "2048"),
             ("THREADS", "256"),
             ("TILES", "1"),
@@ -71,6 +72,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "linear.cu",
         &[
             ("ROWS", "8"),
+            ("WHOLE_SLICES", "0"),
             ("COLS", "4096"),
             ("THREADS", "512"),
             ("TILES", "1"),
@@ -83,6 +85,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "linear.cu",
         &[
             ("ROWS", "32"),
+            ("WHOLE_SLICES", "1"),
             ("COLS", "2048"),
             ("THREADS", "256"),
             ("TILES", "1"),
@@ -95,6 +98,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "linear.cu",
         &[
             ("ROWS", "16"),
+            ("WHOLE_SLICES", "1"),
             ("COLS", "512"),
             ("THREADS", "128"),
             ("TILES", "4"),
@@ -104,9 +108,18 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
             ("KIND2", "16450"),
         ],
     ),
-    ("linear_prompt.cu", &[("TILE_ROWS", "128"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16452")]),
-    ("linear_prompt.cu", &[("TILE_ROWS", "64"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")]),
-    ("linear_prompt.cu", &[("TILE_ROWS", "64"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")]),
+    (
+        "linear_prompt.cu",
+        &[("TILE_ROWS", "128"), ("ROW_WARPS", "2"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16452")],
+    ),
+    (
+        "linear_prompt.cu",
+        &[("TILE_ROWS", "64"), ("ROW_WARPS", "2"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16456")],
+    ),
+    (
+        "linear_prompt.cu",
+        &[("TILE_ROWS", "64"), ("ROW_WARPS", "2"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")],
+    ),
     ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),
     (
         "experts.cu",
@@ -135,7 +148,14 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ),
     (
         "experts_prompt.cu",
-        &[("INNER_GROUP", "64"), ("TILE_ROWS", "128"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "16452")],
+        &[
+            ("INNER_GROUP", "64"),
+            ("TILE_ROWS", "64"),
+            ("ROW_WARPS", "2"),
+            ("BLOCKS", "2"),
+            ("KINDS", "1"),
+            ("KIND0", "16452"),
+        ],
     ),
     ("embed.cu", &[("KINDS", "1"), ("KIND0", "16452")]),
 ];
