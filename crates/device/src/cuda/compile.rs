@@ -139,6 +139,9 @@ unsafe fn log(program: sys::nvrtcProgram) -> String {
     }
 }
 
+/// Constants of a compilation.
+type Defines = Vec<(&'static str, String)>;
+
 /// From a kernel file, its constants and an architecture to machine code.
 pub(super) type Compiler = fn(&str, &[(&str, String)], &str) -> Result<Compiled>;
 
@@ -147,7 +150,8 @@ pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
     cache: Option<PathBuf>,
     compiler: Compiler,
-    modules: HashMap<(&'static str, Vec<(&'static str, String)>), usize>,
+    /// Loaded images by file and constants.
+    modules: HashMap<(&'static str, Defines), usize>,
     functions: HashMap<Kernel, Function>,
 }
 
