@@ -170,8 +170,8 @@ fn kernel(name: &'static str) -> Kernel {
     Kernel::new("kv.cu", name)
 }
 
-/// [`crate::Device::kv_keep`] of several layers. Words of each: count, then `WINDOW_ROWS_MAX` pairs (from, to)
-/// of keys `page * 64 + slot`, moved in order (u32 each).
+/// [`crate::Device::kv_keep`] of several layers. Words of each: count, then `WINDOW_ROWS_MAX` pairs (from,
+/// to) of keys `page * 64 + slot`, moved in order (u32 each).
 pub(super) fn lower_keep(c: &mut Lowering<'_>, keeps: &[(KvPool, Span)]) -> Result {
     for run in keeps.chunks(KEEP_JOBS) {
         let (mut jobs, mut heads) = (Vec::new(), 0);

@@ -111,6 +111,35 @@ fn attention_over_spans() {
     }
 }
 
+/// More spans than attention_fold takes at once.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn attention_over_very_many_spans() {
+    let mut pair = Pair::new();
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 16 };
+    let start = 132_300;
+    pair.same("attention over 259 spans", |device| {
+        let pages = start / PAGE_TOKENS + 1;
+        let layer = Layer::new(device, shape, KvForm::Int8, pages, 3);
+        let mut noise = Noise::new(8);
+        let codes = device.kv_export(layer.pool, 0).unwrap().len() - 2 * 4 * PAGE_TOKENS;
+        for page in 0..pages as u32 {
+            let mut bytes: Vec<u8> = (0..codes).map(|_| noise.next() as u8).collect();
+            // Later keys weigh less, but for some.
+            let scale = |key: usize| (1 + key % 7) as f32 * if page % 300 == 299 { 0.02 } else { 0.004 };
+            bytes.extend((0..2 * PAGE_TOKENS).flat_map(|key| scale(key).to_le_bytes()));
+            device.kv_import(layer.pool, page, &bytes).unwrap();
+        }
+        let mut found = Vec::new();
+        for rows in [1, 3] {
+            let inputs = layer.inputs(&mut noise, Kind::Random, rows);
+            found.extend(layer.run(device, vec![window(0, 0, rows, start, 0, true)], &inputs));
+        }
+        assert!(found.iter().all(|x| x.is_finite()));
+        found
+    });
+}
+
 /// Steps of several sequences, drafts kept in part, pages moved as bytes: what a server does, at random.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
