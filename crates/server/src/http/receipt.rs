@@ -146,6 +146,7 @@ impl Receipt {
     pub(crate) fn open(served: &Served, route: &str, job: &Job) -> Self {
         let (info, text) = (&served.info, served.session.text());
         let sampling = ResolvedSampling::of(job);
+        let pictures = job.prompts.iter().flat_map(|prompt| &prompt.pictures);
         Self {
             version: VERSION.to_owned(),
             model: info.digest.clone(),
@@ -156,7 +157,7 @@ impl Receipt {
             kv: info.kv.clone(),
             params: sampling.digest(),
             prompt: ids_digest(job.prompts.iter().map(|prompt| prompt.ids.as_slice())),
-            images: Vec::new(),
+            images: pictures.map(|(_, picture)| written_bytes(&picture.digest)).collect(),
             output: String::new(),
             seed: job.sampling.seed,
             route: route.to_owned(),
@@ -196,8 +197,12 @@ fn digest(bytes: Vec<u8>) -> String {
 }
 
 fn written(hash: Sha256) -> String {
+    written_bytes(&hash.finalize())
+}
+
+fn written_bytes(digest: &[u8]) -> String {
     let mut text = "sha256:".to_owned();
-    for byte in hash.finalize() {
+    for byte in digest {
         write!(text, "{byte:02x}").expect("writing to a string cannot fail");
     }
     text

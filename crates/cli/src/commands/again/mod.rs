@@ -21,6 +21,7 @@ use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::settings::kwargs;
+use crate::vision::VisionArgs;
 
 /// How to run a reply again. What is not given is as the receipt says.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +41,9 @@ pub(crate) struct AgainArgs {
     #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
     #[arg(env = "CLARY_MEMORY_LIMIT")]
     pub(crate) memory_limit: MemoryLimit,
+    /// As the server was started: pictures are part of what a reply is made from.
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
 }
 
 /// `verify`.

@@ -18,6 +18,7 @@ use crate::commands::version;
 use crate::error::{Exit, Failure, Result};
 use crate::load::{self, Sizes};
 use crate::output::Output;
+use crate::vision;
 use crate::weights::Weights;
 
 /// Options of the server that decide what a request means.
@@ -64,8 +65,15 @@ impl Plain {
         }
         let kv = args.kv.map_or_else(|| kv(&receipt.kv), Ok)?;
         let model_args = model_args(receipt, model, args, kv);
-        let sizes = Sizes { slots: slots(receipt), ..Sizes::reply(model_args.ctx, Draft::Off) };
-        let loaded = load::load(&weights, &model_args, args.threads.threads, sizes, output)?;
+        let mut device = load::device(&model_args.device, args.threads.threads)?;
+        let vision = match receipt.images.is_empty() {
+            true => None,
+            false => vision::settle(&weights, &args.vision, &mut *device)?,
+        };
+        let image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
+        let reply = Sizes::reply(model_args.ctx, Draft::Off);
+        let sizes = Sizes { slots: slots(receipt), image_tokens, ..reply };
+        let loaded = load::load_on(&weights, &model_args, device, sizes, output)?;
         let info = ModelInfo {
             digest,
             kv: kv_name(kv).to_owned(),
@@ -85,7 +93,11 @@ impl Plain {
         )?;
         let tokenizer = text.tokenizer.clone();
         let app = App::new(settings, "again");
-        app.serve_model(Session::new(text, engine), info, Some(Arc::new(grammar)));
+        let mut session = Session::new(text, engine);
+        if let Some(vision) = vision {
+            session = session.with_vision(vision::start(vision)?);
+        }
+        app.serve_model(session, info, Some(Arc::new(grammar)));
         Ok(Ok(Self { app, tokenizer, receipt: receipt.clone() }))
     }
 
