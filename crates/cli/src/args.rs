@@ -490,9 +490,9 @@ pub(crate) struct VisionEvalArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
     #[arg(default_value = "1,8")]
     pub(crate) streams: Vec<usize>,
-    /// Replies that must be right [default: all but one in 61]
-    #[arg(long, value_name = "N")]
-    pub(crate) least: Option<usize>,
+    /// Replies that must be right
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) least: usize,
 }
 
 /// `eval exact`.

@@ -53,7 +53,7 @@ pub(crate) fn vision_eval(args: &VisionEvalArgs, output: &Output) -> Result {
         }
     }
     report(&runs, &items, args, output)?;
-    verdict(&runs, args.least.unwrap_or(items.len() - items.len() / 61))
+    verdict(&runs, args.least)
 }
 
 /// Questions of the set that show pictures.
