@@ -18,6 +18,7 @@ use crate::commands::version;
 use crate::error::{Exit, Failure, Result};
 use crate::load::{self, Sizes};
 use crate::output::Output;
+use crate::store::Store;
 use crate::vision;
 use crate::weights::Weights;
 
@@ -41,7 +42,7 @@ impl Plain {
     /// Loads the model if it is that of the receipt; else the difference, before any weight is read.
     pub(crate) fn open(
         receipt: &Receipt,
-        model: &str,
+        model: Option<&str>,
         args: &AgainArgs,
         words: Words,
         output: &Output,
@@ -51,7 +52,11 @@ impl Plain {
             return Err(Failure::usage(message).hint("--device cpu"));
         }
         let settings = settings(receipt, words)?;
-        let weights = Weights::open(model)?;
+        let model = match model {
+            Some(model) => model.to_owned(),
+            None => stored(receipt)?,
+        };
+        let weights = Weights::open(&model)?;
         let text = TextSide::open(&weights.dir)?;
         let digest = weights.digest()?;
         let digests = [
@@ -64,7 +69,7 @@ impl Plain {
             return Ok(Err(Difference::new(what, message)));
         }
         let kv = args.kv.map_or_else(|| kv(&receipt.kv), Ok)?;
-        let model_args = model_args(receipt, model, args, kv);
+        let model_args = model_args(receipt, &model, args, kv);
         let mut device = load::device(&model_args.device, args.threads.threads)?;
         let vision = match receipt.images.is_empty() {
             true => None,
@@ -114,6 +119,20 @@ impl Plain {
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
+}
+
+/// The model of the store that a receipt names.
+fn stored(receipt: &Receipt) -> Result<String> {
+    let store = Store::new(None)?;
+    for entry in store.entries()?.into_iter().filter(|entry| entry.is_whole) {
+        let folder = entry.dir.display().to_string();
+        // A model that cannot be opened is not the one that answered.
+        if Weights::open(&folder).is_ok_and(|weights| weights.digest() == receipt.model) {
+            return Ok(folder);
+        }
+    }
+    let message = format!("no model in {} is that of the receipt, {}", store.root.display(), receipt.model);
+    Err(Failure::new(Exit::Model, message).hint("name the folder that the reply was made with"))
 }
 
 /// One for each reply to a prompt: they begin together.
