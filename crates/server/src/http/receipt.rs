@@ -187,7 +187,8 @@ impl Receipt {
 pub fn ids_digest<'a>(lists: impl Iterator<Item = &'a [u32]>) -> String {
     let mut hash = Sha256::new();
     for ids in lists {
-        ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        // In one piece: a long prompt is hashed while its request waits.
+        hash.update(ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>());
     }
     written(hash)
 }
