@@ -127,7 +127,10 @@ fn stored(receipt: &Receipt) -> Result<String> {
     for entry in store.entries()?.into_iter().filter(|entry| entry.is_whole) {
         let folder = entry.dir.display().to_string();
         // A model that cannot be opened is not the one that answered.
-        if Weights::open(&folder).is_ok_and(|weights| weights.digest() == receipt.model) {
+        if Weights::open(&folder)
+            .and_then(|weights| weights.digest())
+            .is_ok_and(|digest| digest == receipt.model)
+        {
             return Ok(folder);
         }
     }
