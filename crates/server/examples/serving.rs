@@ -1,6 +1,6 @@
 //! What the server adds to its engine, on one machine with its clients:
 //!
-//!     cargo run --release -p server --example overhead -- [fake|demo] [--streams N] [--rounds N]
+//!     cargo run --release -p server --example serving -- [fake|demo] [--streams N] [--rounds N]
 //!
 //! `fake` is the fake model with a step of 5 ms, `demo` the model in models/demo on the CPU. Streams ask one
 //! request after the other, through the engine alone and through HTTP in turn, so that a busy machine is the
