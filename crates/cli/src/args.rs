@@ -9,12 +9,14 @@ use crate::commands::again::{BundleArgs, ReplayArgs, VerifyArgs};
 use crate::commands::config::ConfigAction;
 use crate::commands::connect::ConnectArgs;
 use crate::commands::doctor::DoctorArgs;
+use crate::commands::image::ImageArgs;
 use crate::commands::pull::PullArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::soak::SoakArgs;
 use crate::commands::stored::{ListArgs, RmArgs};
 use crate::commands::template::TemplateArgs;
 use crate::commands::top::TopArgs;
+use crate::vision::VisionArgs;
 
 /// Inference for the Qwen3.5-MoE family.
 ///
@@ -91,6 +93,8 @@ pub(crate) enum Command {
     Bundle(BundleArgs),
     /// Teacher-forced scores of token ids
     Logits(LogitsArgs),
+    /// What the model sees of a picture: size, grid, tokens
+    Image(ImageArgs),
     /// Write a random checkpoint that loads
     Synth(SynthArgs),
     /// Measure prefill and decode
@@ -357,6 +361,11 @@ pub(crate) struct RunArgs {
     pub(crate) threads: ThreadsArg,
     /// The question; - reads it from stdin, as does leaving it out where stdin is no terminal
     pub(crate) prompt: Option<String>,
+    /// A picture put before the question; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     /// Instructions put before the question
     #[arg(long, value_name = "S")]
     pub(crate) system: Option<String>,
@@ -377,6 +386,8 @@ pub(crate) struct ChatArgs {
     pub(crate) draft: DraftArg,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     /// Instructions put before the chat
     #[arg(long, value_name = "S")]
     pub(crate) system: Option<String>,
@@ -459,6 +470,30 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Eval {
     /// The exactness contracts on this machine and model: exit code 7 if one does not hold
     Exact(ExactArgs),
+    /// Questions about pictures, alone and in company, plain and drafted: exit code 7 if replies differ or too
+    /// few are right
+    Vision(VisionEvalArgs),
+}
+
+/// `eval vision`.
+#[derive(Debug, Args)]
+pub(crate) struct VisionEvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
+    /// Folder with items.jsonl and the pictures it names [default: eval in the model's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) set: Option<PathBuf>,
+    /// Numbers of questions asked at once
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    #[arg(default_value = "1,8")]
+    pub(crate) streams: Vec<usize>,
+    /// Replies that must be right
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) least: usize,
 }
 
 /// `eval exact`.

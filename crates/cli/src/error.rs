@@ -283,7 +283,7 @@ impl From<ServeError> for Failure {
             ServeError::Text(error) => error.into(),
             ServeError::Request(error) => error.into(),
             ServeError::Refused(error) => error.into(),
-            error @ ServeError::NoVision { .. } => Self::of(Exit::Usage, &error),
+            ServeError::Picture(error) => Self::of(Exit::Usage, &error),
         }
     }
 }

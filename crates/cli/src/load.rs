@@ -163,12 +163,22 @@ pub(crate) fn load(
     output: &Output,
 ) -> Result<Loaded> {
     let args = &ModelArgs { device: named(&args.device, weights), ..args.clone() };
+    load_on(weights, args, device(&args.device, threads)?, sizes, output)
+}
+
+/// The same on a device that is there already.
+pub(crate) fn load_on(
+    weights: &Weights,
+    args: &ModelArgs,
+    device: Box<dyn Device>,
+    sizes: Sizes,
+    output: &Output,
+) -> Result<Loaded> {
     let settings = settle(weights, args, sizes)?;
     for warning in &weights.warnings {
         output.note(&format!("note: {warning}"))?;
     }
     let start = Instant::now();
-    let device = device(&args.device, threads)?;
     let mut progress = Progress::new(output, "loading", Unit::Count);
     let qwen =
         open(weights.source(), device, settings.clone(), &mut |done, total| progress.set(done, total))?;

@@ -23,6 +23,7 @@ mod synth;
 mod table;
 mod target;
 mod transcript;
+mod vision;
 mod weights;
 
 use std::ffi::OsString;

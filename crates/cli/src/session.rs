@@ -9,6 +9,7 @@ use crate::args::{Draft, ModelArgs};
 use crate::error::Result;
 use crate::load::{self, Sizes};
 use crate::output::Output;
+use crate::vision::{self, VisionArgs};
 use crate::weights::Weights;
 
 /// A session and how long it took to load.
@@ -22,27 +23,37 @@ pub(crate) struct Running {
 /// Opens text files first, so that a folder without them fails before its weights are read.
 pub(crate) fn start(
     args: &ModelArgs,
+    vision: &VisionArgs,
     threads: Option<usize>,
     sizes: Sizes,
     output: &Output,
 ) -> Result<Running> {
-    start_with(args, threads, sizes, output, |_| Ok(())).map(|(running, ())| running)
+    start_with(args, vision, threads, sizes, output, |_| Ok(())).map(|(running, ())| running)
 }
 
 /// The same with something made of the text side, which may fail before the weights are read, too.
 pub(crate) fn start_with<T>(
     args: &ModelArgs,
+    vision: &VisionArgs,
     threads: Option<usize>,
-    sizes: Sizes,
+    mut sizes: Sizes,
     output: &Output,
     make: impl FnOnce(&TextSide) -> Result<T>,
 ) -> Result<(Running, T)> {
     let weights = Weights::open(&args.model)?;
     let text = TextSide::open(&weights.dir)?;
     let made = make(&text)?;
-    let loaded = load::load(&weights, args, threads, sizes, output)?;
+    let args = &ModelArgs { device: load::named(&args.device, &weights), ..args.clone() };
+    let mut device = load::device(&args.device, threads)?;
+    let vision = vision::settle(&weights, vision, &mut *device)?;
+    sizes.image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
+    let loaded = load::load_on(&weights, args, device, sizes, output)?;
     let mut settings = engine::Settings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
     settings.calibrate = sizes.draft == Draft::Auto;
     let engine = Engine::start(Box::new(loaded.qwen), settings)?;
-    Ok((Running { session: Session::new(text, engine), load: loaded.time }, made))
+    let mut session = Session::new(text, engine);
+    if let Some(vision) = vision {
+        session = session.with_vision(vision::start(vision)?);
+    }
+    Ok((Running { session, load: loaded.time }, made))
 }

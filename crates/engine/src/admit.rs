@@ -1,15 +1,36 @@
 //! From the queue to a slot, and out of both when nobody listens any more.
 
+use std::sync::mpsc::TryRecvError;
+use std::time::Duration;
+
 use model::{PAGE_TOKENS, SlotId};
 
 use crate::core::{Core, Job, shared_namespace};
+use crate::disk_files::Payload;
 use crate::drafting::CopyIndex;
 use crate::event::{CacheReport, Event, FinishReason, Miss, ReplyError};
 use crate::prefix_cache::Found;
 use crate::request::Checked;
 use crate::running::{Running, Wish, prompt_keys, snapshots_at};
 use crate::sampling::Penalties;
-use crate::store::Resumed;
+use crate::store::{Fetch, Resumed};
+
+/// Jobs that may wait for the disk at once.
+const DISK_READS_MAX: usize = 4;
+/// Longest wait of a job for the disk; then its prompt is computed.
+const DISK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long an engine with nothing to step waits for the disk before it looks around.
+const DISK_NAP: Duration = Duration::from_millis(5);
+
+/// What a job has of the cache's disk tier.
+pub(crate) enum FromDisk {
+    /// Nobody has looked.
+    Unasked,
+    /// On its way.
+    Asked { fetch: Fetch, since: Duration },
+    /// In memory, or not to be had.
+    Settled,
+}
 
 impl Core {
     /// Ends what was cancelled or waited too long.
@@ -44,7 +65,9 @@ impl Core {
     /// behind.
     pub(crate) fn admit(&mut self) {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
-            let Some(at) = (0..self.queue.len()).find(|&at| self.ready(at)) else { return };
+            let Some(at) = (0..self.queue.len()).find(|&at| self.ready(at) && self.disk_settled(at)) else {
+                return;
+            };
             let Some(job) = self.queue.remove(at) else { return };
             if let Err(job) = self.place(slot, job) {
                 self.queue.insert(at, job);
@@ -59,6 +82,58 @@ impl Core {
         let earlier = self.queue.iter().take(at).any(|other| other.order == job.order);
         let prefills = |running: &Running| running.order == job.order && running.prefills();
         !earlier && !self.slots.iter().flatten().any(prefills)
+    }
+
+    /// Whether a job needs nothing from disk any more; asks for what it needs.
+    fn disk_settled(&mut self, at: usize) -> bool {
+        let now = self.clock.now();
+        let asked = |job: &Job| matches!(job.disk, FromDisk::Asked { .. });
+        let reads = self.queue.iter().filter(|job| asked(job)).count();
+        let job = &mut self.queue[at];
+        match &job.disk {
+            FromDisk::Settled => true,
+            FromDisk::Unasked if reads >= DISK_READS_MAX => false,
+            FromDisk::Unasked => {
+                let scored = job.request.prompt_logprobs.is_some() && job.choice == 0;
+                let namespace = job.namespace.as_deref().filter(|_| !scored);
+                let fetch = namespace.and_then(|name| self.store.fetch(name, &job.keys, job.keys.len() - 1));
+                job.disk = fetch.map_or(FromDisk::Settled, |fetch| FromDisk::Asked { fetch, since: now });
+                matches!(job.disk, FromDisk::Settled)
+            }
+            FromDisk::Asked { fetch, since } => match fetch.answer.try_recv() {
+                Ok(payload) => {
+                    self.take_from_disk(at, payload);
+                    true
+                }
+                Err(TryRecvError::Empty) if now.saturating_sub(*since) <= DISK_WAIT_MAX => false,
+                // Too slow, or its thread is gone: computing is always possible.
+                Err(_) => {
+                    job.disk = FromDisk::Settled;
+                    true
+                }
+            },
+        }
+    }
+
+    fn take_from_disk(&mut self, at: usize, payload: Option<Payload>) {
+        let job = &mut self.queue[at];
+        let FromDisk::Asked { fetch, .. } = std::mem::replace(&mut job.disk, FromDisk::Settled) else {
+            return;
+        };
+        if let Some(namespace) = &job.namespace {
+            let keys = &job.keys[..fetch.position];
+            self.store.take_fetched(&mut *self.model, namespace, keys, fetch.shared, payload);
+        }
+    }
+
+    /// Where nothing can be stepped, waits a moment for the first answer that a job wants from disk.
+    pub(crate) fn wait_for_disk(&mut self) {
+        let asked = self.queue.iter().position(|job| matches!(job.disk, FromDisk::Asked { .. }));
+        let Some(at) = asked else { return };
+        let FromDisk::Asked { fetch, .. } = &self.queue[at].disk else { return };
+        if let Ok(payload) = fetch.answer.recv_timeout(DISK_NAP) {
+            self.take_from_disk(at, payload);
+        }
     }
 
     /// Starts a job in a slot, or gives it back where memory does not suffice now.
@@ -90,13 +165,11 @@ impl Core {
         CacheReport { hit_tokens: found.position, known_tokens: found.known, miss: found.miss }
     }
 
-    fn look_up(&mut self, job: &Job) -> Found {
+    fn look_up(&self, job: &Job) -> Found {
         // Rows that are scored must run; one row must run to be drawn from.
         let scored = job.request.prompt_logprobs.is_some() && job.choice == 0;
         match &job.namespace {
-            Some(namespace) if !scored => {
-                self.store.find(&mut *self.model, namespace, &job.keys, job.keys.len() - 1)
-            }
+            Some(namespace) if !scored => self.store.find(namespace, &job.keys, job.keys.len() - 1),
             _ => Found { entry: None, position: 0, known: 0, miss: Some(Miss::Off) },
         }
     }

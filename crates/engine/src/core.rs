@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use model::{Model, PAGE_TOKENS, Spec};
 
+use crate::admit::FromDisk;
 use crate::clock::Clock;
 use crate::costs::{Costs, Odds};
 use crate::disk::{DiskSettings, DiskTier};
@@ -101,6 +102,8 @@ pub(crate) struct Job {
     pub(crate) keys: Rc<[u64]>,
     /// Division of the prefix cache; `None` where it is not used.
     pub(crate) namespace: Option<Rc<str>>,
+    /// What it waits for from the cache's disk tier.
+    pub(crate) disk: FromDisk,
 }
 
 /// Numbers of an engine since its start.
@@ -257,6 +260,7 @@ impl Core {
                 arrived: self.clock.now(),
                 keys: keys.clone(),
                 namespace: namespace.clone(),
+                disk: FromDisk::Unasked,
             });
         }
     }
@@ -277,6 +281,7 @@ impl Core {
             let parts = plan(&views, self.step_limits(&views, stall));
             self.run(parts);
         } else if encoded.is_zero() && !self.encoder.busy() {
+            self.wait_for_disk();
             return !self.queue.is_empty();
         }
         self.last_step = self.clock.now();

@@ -4,12 +4,24 @@
 //! everything up to the page's end, so that conversations share them; `*.state` one kept position (its keys,
 //! snapshot and open page). A file that is torn, foreign, of another model or version, or whose keys are not
 //! the prompt's is as good as absent. Files are written under another name and renamed when whole.
+//!
+//! A thread of its own reads and writes them ([`crate::disk_files`]). The engine only looks into the index here, hands
+//! over bytes, and never waits while it has something to step: what the disk cannot take in time is dropped.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use model::{Model, PAGE_TOKENS, SnapshotId};
+
+use crate::disk_files::{Chain, Entry, Files, Gone, Payload, Wanted};
+
+/// Most reads and writes that wait for the disk.
+const WORK_MAX: usize = 64;
+/// Most bytes that wait to be written; entries beyond are not kept on disk.
+const WRITE_BYTES_MAX: u64 = 512 << 20;
 
 /// Where the tier lives and what it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,90 +34,79 @@ pub struct DiskSettings {
     pub digest: [u8; 32],
 }
 
-const MAGIC: &[u8; 8] = b"CLARYKV1";
-const HEADER: usize = 8 + 32;
-const CHECKSUM: usize = 16;
-
-/// A 128-bit chain over keys: two independent 64-bit chains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Chain(u64, u64);
-
-impl Chain {
-    fn new(namespace: &str) -> Self {
-        let bytes = namespace.bytes().map(u64::from);
-        bytes.fold(Self(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344), Self::push)
-    }
-
-    fn push(self, key: u64) -> Self {
-        Self(
-            scramble(self.0 ^ key),
-            scramble(self.1.rotate_left(7) ^ key.wrapping_mul(0xa409_3822_299f_31d1)),
-        )
-    }
-
-    fn name(self, kind: &str) -> String {
-        format!("{:016x}{:016x}.{kind}", self.0, self.1)
-    }
+enum Work {
+    Write(Entry),
+    Read(Wanted, Sender<Option<Payload>>),
+    /// Answers once everything before it is done.
+    Flush(Sender<()>),
 }
 
-fn scramble(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// The tier.
+/// The tier, as the engine sees it.
 #[derive(Debug)]
 pub(crate) struct DiskTier {
-    settings: DiskSettings,
     /// Kept positions: how many entries have this many tokens.
     positions: BTreeMap<usize, usize>,
-    /// State files by name: position and age.
-    states: BTreeMap<String, (usize, u64)>,
-    bytes: u64,
-    age: u64,
+    /// State files by name, those on their way among them: position.
+    states: BTreeMap<String, usize>,
+    /// Page files, those on their way among them.
+    pages: HashSet<String>,
+    work: SyncSender<Work>,
+    gone: Receiver<Gone>,
+    /// Bytes that wait to be written.
+    waiting: Arc<AtomicU64>,
 }
 
 impl DiskTier {
-    /// Opens a folder and lists what it holds.
+    /// Opens a folder, lists what it holds and starts the thread, which ends with the tier.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<Self> {
-        fs::create_dir_all(&settings.folder)?;
-        let mut tier =
-            Self { settings, positions: BTreeMap::new(), states: BTreeMap::new(), bytes: 0, age: 0 };
-        let mut files: Vec<(std::time::SystemTime, PathBuf)> = Vec::new();
-        for file in fs::read_dir(&tier.settings.folder)? {
-            let file = file?;
-            let about = file.metadata()?;
-            let path = file.path();
-            if path.extension().is_some_and(|kind| kind == "partial") {
-                fs::remove_file(&path)?;
-            } else if about.is_file() {
-                tier.bytes += about.len();
-                files.push((about.modified()?, path));
+        let (mut files, listing) = Files::open(settings)?;
+        let (work, received) = sync_channel(WORK_MAX);
+        let (report, gone) = channel();
+        let waiting = Arc::new(AtomicU64::new(0));
+        let written = waiting.clone();
+        std::thread::Builder::new().name("disk tier".into()).spawn(move || {
+            for work in received {
+                match work {
+                    Work::Write(entry) => {
+                        let bytes = entry.bytes();
+                        // Nobody is left to tell where the engine has ended.
+                        files.write(entry).into_iter().for_each(|gone| drop(report.send(gone)));
+                        written.fetch_sub(bytes, Ordering::AcqRel);
+                    }
+                    Work::Read(wanted, answer) => drop(answer.send(files.read(&wanted))),
+                    Work::Flush(done) => drop(done.send(())),
+                }
             }
-        }
-        files.sort();
-        for (_, path) in files.iter().filter(|(_, path)| path.extension().is_some_and(|kind| kind == "state"))
-        {
-            tier.list(path);
-        }
+        })?;
+        let pages = listing.pages.into_iter().collect();
+        let (positions, states) = (BTreeMap::new(), BTreeMap::new());
+        let mut tier = Self { positions, states, pages, work, gone, waiting };
+        listing.states.into_iter().for_each(|(name, position)| tier.enter(name, position));
         Ok(tier)
     }
 
-    /// Enters a state file into the index, if it is one of ours.
-    fn list(&mut self, path: &Path) {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let keys = read_file(path, &self.settings.digest).and_then(|payload| State::parse(&payload));
-        if let (Some(name), Some(state)) = (name, keys) {
-            self.enter(name.to_owned(), state.keys.len());
+    fn enter(&mut self, name: String, position: usize) {
+        if self.states.insert(name, position).is_none() {
+            *self.positions.entry(position).or_default() += 1;
         }
     }
 
-    fn enter(&mut self, name: String, position: usize) {
-        self.age += 1;
-        if self.states.insert(name, (position, self.age)).is_none() {
-            *self.positions.entry(position).or_default() += 1;
+    fn forget(&mut self, name: &str) {
+        let Some(position) = self.states.remove(name) else { return };
+        let left = self.positions.get_mut(&position).expect("counted when it was entered");
+        *left -= 1;
+        if *left == 0 {
+            self.positions.remove(&position);
+        }
+    }
+
+    /// Takes note of files that went.
+    fn catch_up(&mut self) {
+        while let Ok(gone) = self.gone.try_recv() {
+            match gone {
+                Gone::State(name) => self.forget(&name),
+                Gone::Page(name) => drop(self.pages.remove(&name)),
+            }
         }
     }
 
@@ -124,7 +125,7 @@ impl DiskTier {
         best
     }
 
-    /// Writes an entry. Failures cost later speed only, so they are not reported.
+    /// Hands an entry over to be written, or drops it where too much waits already; `wait` waits instead.
     pub(crate) fn write(
         &mut self,
         model: &mut dyn Model,
@@ -132,198 +133,94 @@ impl DiskTier {
         keys: &[u64],
         pages: &[u32],
         snapshot: SnapshotId,
+        wait: bool,
     ) {
-        let name = keys.iter().fold(Chain::new(namespace), |chain, &key| chain.push(key)).name("state");
+        self.catch_up();
+        let name = state_name(namespace, keys);
         if self.states.contains_key(&name) {
             return;
         }
-        let mut chain = Chain::new(namespace);
-        for (page, keys) in pages.iter().zip(keys.chunks_exact(PAGE_TOKENS)) {
-            chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
-            let path = self.settings.folder.join(chain.name("page"));
-            if !path.exists() {
-                let Ok(bytes) = model.export_page(*page) else { return };
-                if self.write_file(&path, &bytes).is_err() {
-                    return;
-                }
+        if self.waiting.load(Ordering::Acquire) >= WRITE_BYTES_MAX {
+            match wait {
+                true => self.flush(),
+                false => return,
             }
         }
-        let open = pages.get(keys.len() / PAGE_TOKENS);
-        let open = open.map_or(Ok(Vec::new()), |&page| model.export_page(page));
-        let (Ok(open), Ok(state)) = (open, model.export_snapshot(snapshot)) else { return };
-        let state = State { namespace: namespace.to_owned(), keys: keys.to_vec(), state, open };
-        let path = self.settings.folder.join(&name);
-        if self.write_file(&path, &state.bytes()).is_ok() {
-            self.enter(name, keys.len());
-            self.keep_limit();
+        let Some(entry) = self.entry(model, name, namespace, keys, pages, snapshot) else { return };
+        let (bytes, name, position) = (entry.bytes(), entry.name.clone(), keys.len());
+        let pages: Vec<String> = entry.pages.iter().map(|(page, _)| page.clone()).collect();
+        self.waiting.fetch_add(bytes, Ordering::AcqRel);
+        let sent = match wait {
+            true => self.work.send(Work::Write(entry)).is_ok(),
+            false => self.work.try_send(Work::Write(entry)).is_ok(),
+        };
+        if sent {
+            self.enter(name, position);
+            self.pages.extend(pages);
+        } else {
+            self.waiting.fetch_sub(bytes, Ordering::AcqRel);
         }
     }
 
-    /// Reads an entry into a snapshot and pages, where the first `shared` pages are there already. False if
-    /// any part of it is not what it should be.
-    pub(crate) fn read(
-        &mut self,
-        model: &mut dyn Model,
-        namespace: &str,
-        keys: &[u64],
-        pages: &[u32],
-        shared: usize,
-        snapshot: SnapshotId,
-    ) -> bool {
-        let name = keys.iter().fold(Chain::new(namespace), |chain, &key| chain.push(key)).name("state");
-        let read = self.read_parts(model, namespace, keys, pages, shared, snapshot, &name);
-        match read {
-            Some(()) => self.enter(name, keys.len()),
-            None => self.forget(&name),
-        }
-        read.is_some()
-    }
-
-    fn read_parts(
+    /// An entry as bytes, without the pages that the folder has.
+    fn entry(
         &self,
         model: &mut dyn Model,
+        name: String,
         namespace: &str,
         keys: &[u64],
         pages: &[u32],
-        shared: usize,
         snapshot: SnapshotId,
-        name: &str,
-    ) -> Option<()> {
-        let digest = &self.settings.digest;
-        let state = State::parse(&read_file(&self.settings.folder.join(name), digest)?)?;
-        if state.namespace != namespace || state.keys != keys {
-            return None;
-        }
+    ) -> Option<Entry> {
         let mut chain = Chain::new(namespace);
-        let mut targets = pages.iter();
-        for (index, keys) in keys.chunks_exact(PAGE_TOKENS).enumerate() {
+        let mut new = Vec::new();
+        for (page, keys) in pages.iter().zip(keys.chunks_exact(PAGE_TOKENS)) {
             chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
-            if index >= shared {
-                let bytes = read_file(&self.settings.folder.join(chain.name("page")), digest)?;
-                model.import_page(*targets.next()?, &bytes).ok()?;
+            let name = chain.name("page");
+            if !self.pages.contains(&name) {
+                new.push((name, model.export_page(*page).ok()?));
             }
         }
-        if let Some(&page) = targets.next() {
-            model.import_page(page, &state.open).ok()?;
-        }
-        model.import_snapshot(snapshot, &state.state).ok()
-    }
-
-    fn forget(&mut self, name: &str) {
-        let path = self.settings.folder.join(name);
-        self.bytes = self.bytes.saturating_sub(fs::metadata(&path).map_or(0, |about| about.len()));
-        // A file that cannot be removed is out of the index all the same.
-        let _ = fs::remove_file(path);
-        if let Some((position, _)) = self.states.remove(name) {
-            let left = self.positions.get_mut(&position).expect("counted when it was entered");
-            *left -= 1;
-            if *left == 0 {
-                self.positions.remove(&position);
-            }
-        }
-    }
-
-    /// Removes the oldest entries, then the pages that no entry left needs, until the folder fits.
-    fn keep_limit(&mut self) {
-        while self.bytes > self.settings.bytes_max {
-            let oldest = self.states.iter().min_by_key(|(_, (_, age))| *age).map(|(name, _)| name.clone());
-            let Some(oldest) = oldest else { return };
-            let pages = self.pages_of(&oldest);
-            self.forget(&oldest);
-            let kept: Vec<String> = self.states.keys().flat_map(|name| self.pages_of(name)).collect();
-            for page in pages.iter().filter(|page| !kept.contains(page)) {
-                let path = self.settings.folder.join(page);
-                let bytes = fs::metadata(&path).map_or(0, |about| about.len());
-                if fs::remove_file(&path).is_ok() {
-                    self.bytes = self.bytes.saturating_sub(bytes);
-                }
-            }
-        }
-    }
-
-    fn pages_of(&self, state: &str) -> Vec<String> {
-        let payload = read_file(&self.settings.folder.join(state), &self.settings.digest);
-        let Some(state) = payload.and_then(|payload| State::parse(&payload)) else { return Vec::new() };
-        let mut chain = Chain::new(&state.namespace);
-        let pages = state.keys.chunks_exact(PAGE_TOKENS).map(|keys| {
-            chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
-            chain.name("page")
-        });
-        pages.collect()
-    }
-
-    fn write_file(&mut self, path: &Path, payload: &[u8]) -> std::io::Result<()> {
-        let mut bytes = Vec::with_capacity(HEADER + payload.len() + CHECKSUM);
-        bytes.extend(MAGIC);
-        bytes.extend(self.settings.digest);
-        bytes.extend(payload);
-        let sum = checksum(&bytes);
-        bytes.extend(sum);
-        let partial = path.with_extension("partial");
-        fs::write(&partial, &bytes)?;
-        fs::rename(&partial, path)?;
-        self.bytes += bytes.len() as u64;
-        Ok(())
-    }
-}
-
-/// The payload of a whole file of this digest.
-fn read_file(path: &Path, digest: &[u8; 32]) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(path).ok()?;
-    let body = bytes.len().checked_sub(CHECKSUM).filter(|&body| body >= HEADER)?;
-    let whole = bytes[body..] == checksum(&bytes[..body]) && bytes.starts_with(MAGIC);
-    if !whole || bytes[8..HEADER] != digest[..] {
-        return None;
-    }
-    bytes.truncate(body);
-    bytes.drain(..HEADER);
-    Some(bytes)
-}
-
-fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
-    let words = bytes.chunks(8).map(|chunk| {
-        let mut word = [0u8; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    });
-    let chain = words.fold(Chain::new("checksum").push(bytes.len() as u64), Chain::push);
-    let mut sum = [0u8; CHECKSUM];
-    sum[..8].copy_from_slice(&chain.0.to_le_bytes());
-    sum[8..].copy_from_slice(&chain.1.to_le_bytes());
-    sum
-}
-
-/// Payload of a state file: namespace, keys, snapshot, open page, each behind its length.
-struct State {
-    namespace: String,
-    keys: Vec<u64>,
-    state: Vec<u8>,
-    open: Vec<u8>,
-}
-
-impl State {
-    fn bytes(&self) -> Vec<u8> {
-        let keys: Vec<u8> = self.keys.iter().flat_map(|key| key.to_le_bytes()).collect();
-        let mut bytes = Vec::new();
-        for part in [self.namespace.as_bytes(), &keys, &self.state, &self.open] {
-            bytes.extend((part.len() as u64).to_le_bytes());
-            bytes.extend(part);
-        }
-        bytes
-    }
-
-    fn parse(mut bytes: &[u8]) -> Option<Self> {
-        let mut part = || {
-            let (length, rest) = bytes.split_first_chunk::<8>()?;
-            let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-            let (part, rest) = rest.split_at_checked(length)?;
-            bytes = rest;
-            Some(part.to_vec())
+        let open = match pages.get(keys.len() / PAGE_TOKENS) {
+            Some(&page) => model.export_page(page).ok()?,
+            None => Vec::new(),
         };
-        let namespace = String::from_utf8(part()?).ok()?;
-        let keys = part()?;
-        let (state, open) = (part()?, part()?);
-        let keys = keys.chunks_exact(8).map(|key| key.try_into().map(u64::from_le_bytes).ok());
-        Some(Self { namespace, keys: keys.collect::<Option<_>>()?, state, open })
+        let state = model.export_snapshot(snapshot).ok()?;
+        Some(Entry { name, namespace: namespace.to_owned(), keys: keys.to_vec(), pages: new, open, state })
     }
+
+    /// Asks for an entry, without its first `shared` pages. `None` where too much waits already. The answer is `None`
+    /// where any part of it is not what it should be.
+    pub(crate) fn read(
+        &mut self,
+        namespace: &str,
+        keys: &[u64],
+        shared: usize,
+    ) -> Option<Receiver<Option<Payload>>> {
+        self.catch_up();
+        let name = state_name(namespace, keys);
+        let wanted = Wanted { name, namespace: namespace.to_owned(), keys: keys.to_vec(), shared };
+        let (answer, answered) = channel();
+        self.work.try_send(Work::Read(wanted, answer)).ok()?;
+        Some(answered)
+    }
+
+    /// An entry could not be read.
+    pub(crate) fn lost(&mut self, namespace: &str, keys: &[u64]) {
+        self.forget(&state_name(namespace, keys));
+    }
+
+    /// Waits until everything handed over is on disk.
+    pub(crate) fn flush(&mut self) {
+        let (done, finished) = channel();
+        if self.work.send(Work::Flush(done)).is_ok() {
+            // An error means that the thread is gone, and with it all there was to wait for.
+            let _ = finished.recv();
+        }
+        self.catch_up();
+    }
+}
+
+fn state_name(namespace: &str, keys: &[u64]) -> String {
+    keys.iter().fold(Chain::new(namespace), |chain, &key| chain.push(key)).name("state")
 }

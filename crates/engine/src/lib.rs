@@ -13,6 +13,7 @@ mod clock;
 mod core;
 mod costs;
 mod disk;
+mod disk_files;
 mod drafting;
 mod encoding;
 mod event;

@@ -1,9 +1,12 @@
 //! Pages, snapshots and the prefix cache together: what is kept, what it costs, and what goes when room is
 //! needed.
 
+use std::sync::mpsc::Receiver;
+
 use model::{Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec};
 
 use crate::disk::DiskTier;
+use crate::disk_files::Payload;
 use crate::event::Miss;
 use crate::pages::PagePool;
 use crate::prefix_cache::{EntryId, Found, PrefixCache};
@@ -35,6 +38,15 @@ pub(crate) struct Store {
     snapshot_bytes: u64,
     snapshots: usize,
     disk: Option<DiskTier>,
+}
+
+/// An entry that the disk was asked for.
+pub(crate) struct Fetch {
+    /// Its tokens.
+    pub(crate) position: usize,
+    /// Leading pages that memory had.
+    pub(crate) shared: usize,
+    pub(crate) answer: Receiver<Option<Payload>>,
 }
 
 /// A slot's start: where it resumes and on which pages.
@@ -84,26 +96,42 @@ impl Store {
         self.cache.len()
     }
 
-    /// The longest kept position of a prompt that leaves `keys.len() - most` tokens to compute, from disk if
-    /// that one is longer.
-    pub(crate) fn find(
+    /// The longest kept position in memory of a prompt that leaves `keys.len() - most` tokens to compute.
+    pub(crate) fn find(&self, namespace: &str, keys: &[u64], most: usize) -> Found {
+        self.cache.find(namespace, keys, most)
+    }
+
+    /// Asks the disk for a position longer than the one in memory, if it has one and time for it.
+    pub(crate) fn fetch(&mut self, namespace: &str, keys: &[u64], most: usize) -> Option<Fetch> {
+        let disk = self.disk.as_mut()?;
+        let found = self.cache.find(namespace, keys, most);
+        let position = disk.find(namespace, keys, most).filter(|&position| position > found.position)?;
+        let shared = found.position / PAGE_TOKENS;
+        let answer = disk.read(namespace, &keys[..position], shared)?;
+        Some(Fetch { position, shared, answer })
+    }
+
+    /// Takes what the disk gave into the cache; nothing where there is no room, or where the pages that it was to share
+    /// have gone meanwhile.
+    pub(crate) fn take_fetched(
         &mut self,
         model: &mut dyn Model,
         namespace: &str,
         keys: &[u64],
-        most: usize,
-    ) -> Found {
-        let found = self.cache.find(namespace, keys, most);
-        let kept = self.disk.as_ref().and_then(|disk| disk.find(namespace, keys, most));
-        match kept.filter(|&position| position > found.position) {
-            Some(position) if self.bring_back(model, namespace, &keys[..position], &found) => {
-                self.cache.find(namespace, keys, most)
+        shared: usize,
+        payload: Option<Payload>,
+    ) {
+        match payload {
+            Some(payload) => drop(self.bring_back(model, namespace, keys, shared, payload)),
+            None => {
+                if let Some(disk) = &mut self.disk {
+                    disk.lost(namespace, keys);
+                }
             }
-            _ => found,
         }
     }
 
-    /// What [`Self::find`] would give, as far as that can be told without reading the disk.
+    /// What a request would find, the disk included as far as that can be told without reading it.
     pub(crate) fn known(&self, namespace: &str, keys: &[u64], most: usize) -> Found {
         let found = self.cache.find(namespace, keys, most);
         match self.disk.as_ref().and_then(|disk| disk.find(namespace, keys, most)) {
@@ -239,7 +267,10 @@ impl Store {
     /// Writes all entries to the disk tier, if there is one, and waits until they are there.
     pub(crate) fn persist(&mut self, model: &mut dyn Model) {
         for id in self.cache.entries() {
-            self.write_out(model, id);
+            self.write_out(model, id, true);
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.flush();
         }
     }
 
@@ -261,28 +292,38 @@ impl Store {
     /// Evicts one entry, to disk if there is one. False: the cache is empty.
     fn evict(&mut self, model: &mut dyn Model) -> bool {
         let Some(id) = self.cache.victim() else { return false };
-        self.write_out(model, id);
+        self.write_out(model, id, false);
         self.drop_entry(id);
         true
     }
 
-    fn write_out(&mut self, model: &mut dyn Model, id: EntryId) {
+    fn write_out(&mut self, model: &mut dyn Model, id: EntryId, wait: bool) {
         let Some(disk) = &mut self.disk else { return };
         let (Some(entry), Some((namespace, keys))) = (self.cache.entry(id), self.cache.path(id)) else {
             return;
         };
-        disk.write(model, namespace, &keys, &entry.pages, entry.snapshot);
+        disk.write(model, namespace, &keys, &entry.pages, entry.snapshot, wait);
     }
 
-    /// Brings an entry back from disk, on the pages of `found` as far as those go.
-    fn bring_back(&mut self, model: &mut dyn Model, namespace: &str, keys: &[u64], found: &Found) -> bool {
+    /// Puts an entry from disk into the cache, on the first `shared` pages of one that is there.
+    fn bring_back(
+        &mut self,
+        model: &mut dyn Model,
+        namespace: &str,
+        keys: &[u64],
+        shared: usize,
+        payload: Payload,
+    ) -> Option<()> {
+        let found = self.cache.find(namespace, keys, keys.len());
+        if found.position == keys.len() || found.position / PAGE_TOKENS < shared {
+            return None;
+        }
         let known = found.entry.and_then(|id| self.cache.entry(id));
         let mut pages: Vec<u32> = known.map_or(Vec::new(), |entry| entry.pages.clone());
-        pages.truncate(found.position / PAGE_TOKENS);
-        let shared = pages.len();
+        pages.truncate(shared);
         let missing = keys.len().div_ceil(PAGE_TOKENS) - shared;
         if self.pool.available() < missing {
-            return false;
+            return None;
         }
         // Held first: making room must not take what is being built.
         pages.iter().for_each(|&page| self.pool.hold_cached(page));
@@ -294,20 +335,18 @@ impl Store {
                 None => break,
             }
         }
-        let disk = self.disk.as_mut().expect("found on disk");
         let whole = pages.len() == shared + missing;
-        let read =
-            snapshot.filter(|&id| whole && disk.read(model, namespace, keys, &pages[shared..], shared, id));
-        match read {
-            Some(id) => {
+        let filled = snapshot.filter(|&id| whole && import(model, &pages[shared..], &payload, id).is_some());
+        match filled {
+            Some(id) if self.cache.at(namespace, keys).is_none() => {
                 self.cache.insert(namespace, keys, &pages, id);
                 self.keep_limits(model);
-                true
+                Some(())
             }
-            None => {
+            _ => {
                 pages.iter().for_each(|&page| self.pool.release_cached(page));
                 self.free_snapshots.extend(snapshot);
-                false
+                None
             }
         }
     }
@@ -316,4 +355,16 @@ impl Store {
     pub(crate) fn idle(&self) -> bool {
         self.pool.free() + self.pool.cached_pages() == self.pool.available()
     }
+}
+
+/// Writes what the disk gave into pages and a snapshot.
+fn import(model: &mut dyn Model, pages: &[u32], payload: &Payload, snapshot: SnapshotId) -> Option<()> {
+    let mut targets = pages.iter();
+    for bytes in &payload.pages {
+        model.import_page(*targets.next()?, bytes).ok()?;
+    }
+    if let Some(&page) = targets.next() {
+        model.import_page(page, &payload.open).ok()?;
+    }
+    model.import_snapshot(snapshot, &payload.state).ok()
 }

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use engine::fake::FakeDrafts;
 use engine::{CacheLimits, CacheReport, DiskSettings, Miss, Request, Settings};
 use support::*;
@@ -241,6 +243,40 @@ fn the_disk_tier_survives_restarts_and_damage() {
 }
 
 #[test]
+fn a_disk_that_hangs_stalls_nobody() {
+    let folder = std::env::temp_dir().join(format!("engine-disk-hangs-{}", std::process::id()));
+    let disk = DiskSettings { folder: folder.clone(), bytes_max: 1 << 20, digest: [1; 32] };
+    let start =
+        || Bench::with(config(FakeDrafts::Right), Settings { disk: Some(disk.clone()), ..settings() });
+    let make = || request(1, 150, 20);
+    let mut bench = start();
+    bench.answer(make());
+    bench.core.persist();
+    let mut bench = start();
+    // Opening a pipe that nobody writes to never ends.
+    for file in std::fs::read_dir(&folder).expect("made by the engine") {
+        let path = file.expect("readable").path();
+        std::fs::remove_file(&path).expect("ours");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("coreutils").success());
+    }
+    let mut busy = fixed(Request { cache: false, ..request(2, 40, 200) }, 0, 1, false);
+    busy.sampling.ignore_eos = true;
+    let streams = bench.ask(busy);
+    bench.ticks(3);
+    let waits = bench.ask(make());
+    let before = streams.choice(0).tokens.len();
+    bench.ticks(50);
+    assert_eq!(streams.choice(0).tokens.len(), before + 50, "every tick is a step");
+    assert_eq!(waits.choice(0).hit, None, "it waits for the disk");
+    bench.clock.advance(Duration::from_secs(3));
+    bench.finish();
+    assert_eq!(waits.choice(0).hit, Some(0), "in the end it is computed");
+    assert_solo(&waits.choice(0), &bench.solo(&make(), 0), "without the disk");
+    assert!(streams.done());
+    std::fs::remove_dir_all(&folder).expect("made by the engine");
+}
+
+#[test]
 fn evicted_entries_come_back_from_disk() {
     let folder = std::env::temp_dir().join(format!("engine-disk-evicted-{}", std::process::id()));
     let disk = DiskSettings { folder: folder.clone(), bytes_max: 20_000, digest: [0; 32] };
@@ -256,6 +292,7 @@ fn evicted_entries_come_back_from_disk() {
     }
     let cached = bench.core.status().counters.prompt_cached;
     assert!(cached > 10_000, "{cached} tokens from a cache of three snapshots");
+    bench.core.persist();
     let bytes: u64 = std::fs::read_dir(&folder)
         .expect("made by the engine")
         .map(|file| file.and_then(|file| file.metadata()).map_or(0, |about| about.len()))

@@ -3,8 +3,9 @@
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use image::codecs::{gif::GifDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
-use image::{DynamicImage, ImageDecoder, RgbImage, metadata::Orientation};
+use image::codecs::png::{PngDecoder, PngEncoder};
+use image::codecs::{gif::GifDecoder, jpeg::JpegDecoder, webp::WebPDecoder};
+use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, RgbImage, metadata::Orientation};
 
 use crate::flatten::flatten;
 use crate::header::{format, plausible};
@@ -41,32 +42,58 @@ pub struct Rgb {
     pub pixels: Vec<u8>,
 }
 
+impl Rgb {
+    /// The picture as a PNG file.
+    pub fn to_png(&self) -> Result<Vec<u8>, PictureError> {
+        let mut bytes = Vec::new();
+        let encoder = PngEncoder::new(&mut bytes);
+        let written = encoder.write_image(&self.pixels, self.width, self.height, ExtendedColorType::Rgb8);
+        written.or_else(|error| broken(Format::Png, error))?;
+        Ok(bytes)
+    }
+}
+
+/// Width and height that the header of a picture declares, before orientation. Refuses what [`decode`] refuses from
+/// headers alone.
+pub fn size(bytes: &[u8], limits: &Limits) -> Result<(u32, u32), PictureError> {
+    with_decoder(bytes, limits, Measure)
+}
+
 /// Decodes a picture: first frame of an animation, EXIF orientation applied, transparency over `background`, 16 bits
 /// reduced to 8 by rounding, embedded profiles ignored.
 pub fn decode(bytes: &[u8], limits: &Limits, background: [u8; 3]) -> Result<Rgb, PictureError> {
+    with_decoder(bytes, limits, Read { background })
+}
+
+/// What is done with a decoder whose header is within limits.
+trait Task {
+    type Out;
+    fn run<D: ImageDecoder>(
+        self,
+        format: Format,
+        decoder: D,
+        limits: &Limits,
+    ) -> Result<Self::Out, PictureError>;
+}
+
+fn with_decoder<T: Task>(bytes: &[u8], limits: &Limits, task: T) -> Result<T::Out, PictureError> {
     if bytes.len() > limits.bytes_max {
         return Err(PictureError::Bytes { found: bytes.len(), max: limits.bytes_max });
     }
     let format = format(bytes).ok_or(PictureError::Unknown)?;
     // The decoders are written not to panic; a mistake there is a broken picture here and not an outage.
-    let decoded = catch_unwind(AssertUnwindSafe(|| match format {
+    let done = catch_unwind(AssertUnwindSafe(|| match format {
         Format::Png => {
             // Sides are judged by `check`, which says more.
             let mut decoder_limits = image::Limits::no_limits();
             decoder_limits.max_alloc = Some(ASIDE_BYTES);
-            read(
-                format,
-                bytes,
-                limits,
-                background,
-                PngDecoder::with_limits(Cursor::new(bytes), decoder_limits),
-            )
+            checked(format, bytes, limits, task, PngDecoder::with_limits(Cursor::new(bytes), decoder_limits))
         }
-        Format::Jpeg => read(format, bytes, limits, background, JpegDecoder::new(Cursor::new(bytes))),
-        Format::WebP => read(format, bytes, limits, background, WebPDecoder::new(Cursor::new(bytes))),
-        Format::Gif => read(format, bytes, limits, background, GifDecoder::new(Cursor::new(bytes))),
+        Format::Jpeg => checked(format, bytes, limits, task, JpegDecoder::new(Cursor::new(bytes))),
+        Format::WebP => checked(format, bytes, limits, task, WebPDecoder::new(Cursor::new(bytes))),
+        Format::Gif => checked(format, bytes, limits, task, GifDecoder::new(Cursor::new(bytes))),
     }));
-    decoded.unwrap_or_else(|_| broken(format, "its decoder gave up"))
+    done.unwrap_or_else(|_| broken(format, "its decoder gave up"))
 }
 
 fn broken<T>(format: Format, reason: impl ToString) -> Result<T, PictureError> {
@@ -81,28 +108,59 @@ fn decoder_limits(limits: &Limits, bytes: u64) -> image::Limits {
     decoder
 }
 
-fn read<D: ImageDecoder>(
+/// Holds the header against the limits, then runs the task.
+fn checked<D: ImageDecoder, T: Task>(
     format: Format,
     bytes: &[u8],
     limits: &Limits,
-    background: [u8; 3],
+    task: T,
     decoder: image::ImageResult<D>,
-) -> Result<Rgb, PictureError> {
-    let mut decoder = decoder.or_else(|error| broken(format, error))?;
+) -> Result<T::Out, PictureError> {
+    let decoder = decoder.or_else(|error| broken(format, error))?;
     let (width, height) = decoder.dimensions();
     check(format, limits, width, height)?;
     plausible(format, bytes, width, height)?;
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let room = decoder.total_bytes().saturating_mul(2).saturating_add(ASIDE_BYTES);
-    decoder.set_limits(decoder_limits(limits, room)).or_else(|error| broken(format, error))?;
-    let image = DynamicImage::from_decoder(decoder).or_else(|error| broken(format, error))?;
-    let pixels = flatten(image, background);
-    let image = RgbImage::from_raw(width, height, pixels);
-    let Some(image) = image else { return broken(format, "its pixels do not fit its size") };
-    let mut image = DynamicImage::ImageRgb8(image);
-    image.apply_orientation(orientation);
-    let (width, height) = (image.width(), image.height());
-    Ok(Rgb { width, height, pixels: image.into_rgb8().into_raw() })
+    task.run(format, decoder, limits)
+}
+
+/// Width and height alone.
+struct Measure;
+
+impl Task for Measure {
+    type Out = (u32, u32);
+
+    fn run<D: ImageDecoder>(self, _: Format, decoder: D, _: &Limits) -> Result<(u32, u32), PictureError> {
+        Ok(decoder.dimensions())
+    }
+}
+
+/// The pixels, as a person sees them.
+struct Read {
+    background: [u8; 3],
+}
+
+impl Task for Read {
+    type Out = Rgb;
+
+    fn run<D: ImageDecoder>(
+        self,
+        format: Format,
+        mut decoder: D,
+        limits: &Limits,
+    ) -> Result<Rgb, PictureError> {
+        let (width, height) = decoder.dimensions();
+        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        let room = decoder.total_bytes().saturating_mul(2).saturating_add(ASIDE_BYTES);
+        decoder.set_limits(decoder_limits(limits, room)).or_else(|error| broken(format, error))?;
+        let image = DynamicImage::from_decoder(decoder).or_else(|error| broken(format, error))?;
+        let pixels = flatten(image, self.background);
+        let image = RgbImage::from_raw(width, height, pixels);
+        let Some(image) = image else { return broken(format, "its pixels do not fit its size") };
+        let mut image = DynamicImage::ImageRgb8(image);
+        image.apply_orientation(orientation);
+        let (width, height) = (image.width(), image.height());
+        Ok(Rgb { width, height, pixels: image.into_rgb8().into_raw() })
+    }
 }
 
 fn check(format: Format, limits: &Limits, width: u32, height: u32) -> Result<(), PictureError> {

@@ -15,7 +15,7 @@ mod preprocessor;
 mod resize;
 mod workers;
 
-pub use decode::{Limits, Rgb, decode};
+pub use decode::{Limits, Rgb, decode, size};
 pub use error::{Format, PictureError};
 pub use header::format;
 pub use prepare::{Prepared, prepare};

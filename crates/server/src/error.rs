@@ -3,6 +3,8 @@
 use engine::Refusal;
 use text::{RequestError, TextError};
 
+use crate::PictureFault;
+
 /// Why a conversation did not become a running reply.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -15,10 +17,7 @@ pub enum ServeError {
     /// The engine did not take it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The chat has pictures, and this model runs without its vision tower.
-    #[error("{path}: pictures are not supported by this model as it is loaded; send text only")]
-    NoVision {
-        /// Path of the first picture.
-        path: String,
-    },
+    /// A picture cannot be shown.
+    #[error(transparent)]
+    Picture(#[from] PictureFault),
 }

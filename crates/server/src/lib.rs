@@ -10,6 +10,7 @@ mod conversation;
 mod error;
 pub mod http;
 mod outcome;
+mod pictures;
 mod reader;
 mod session;
 mod stream;
@@ -17,6 +18,9 @@ mod stream;
 pub use conversation::{Conversation, Options};
 pub use error::ServeError;
 pub use outcome::{Finish, Outcome, StopReason, Usage};
+pub use pictures::{
+    LOW_DETAIL_TOKENS, Measured, PICTURES_MAX, PictureFault, PictureProblem, Vision, VisionSettings,
+};
 pub use reader::{ReaderOptions, ReplyReader};
 pub use session::{Session, TextSide};
 pub use stream::{Stream, Update};

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Handle, Mask, Request};
-use text::{ChatTemplate, GenerationDefaults, History, RenderOptions, Rendered, ReplyOptions};
+use engine::{Handle, Mask, Picture, Refusal, Request};
+use text::{ChatTemplate, GenerationDefaults, History, HistoryImage, RenderOptions, Rendered, ReplyOptions};
 use text::{Segment, TextError, Tokenizer, Tool};
 
 use crate::constraint::{GrammarMask, Reasoning};
+use crate::pictures::expand;
 use crate::stream::Stream;
-use crate::{Conversation, Options, ReaderOptions, ReplyReader, ServeError};
+use crate::{Conversation, Measured, Options, PictureFault, PictureProblem, ReaderOptions, ReplyReader};
+use crate::{ServeError, Vision};
 
 /// What a model folder says about text.
 #[derive(Clone, Debug)]
@@ -33,12 +35,15 @@ impl TextSide {
         })
     }
 
-    /// Renders a chat and encodes it.
-    pub fn render(&self, conversation: Conversation, options: &Options) -> Result<Rendered, ServeError> {
+    /// Renders a chat and encodes it, with room for its pictures, whose headers `vision` reads.
+    pub fn render(
+        &self,
+        conversation: Conversation,
+        options: &Options,
+        vision: Option<&Vision>,
+    ) -> Result<(Rendered, Vec<Measured>), ServeError> {
         let history = History::new(conversation.messages, options.late_system)?;
-        if let Some(image) = history.images().first() {
-            return Err(ServeError::NoVision { path: image.path.clone() });
-        }
+        let pictures = measure(vision, history.images())?;
         let render = RenderOptions {
             tools: conversation.tools,
             enable_thinking: options.thinking,
@@ -47,7 +52,9 @@ impl TextSide {
             now_seconds: options.now_seconds,
             ..RenderOptions::default()
         };
-        Ok(self.template.render(&self.tokenizer, &history, &render)?)
+        let mut rendered = self.template.render(&self.tokenizer, &history, &render)?;
+        expand(&mut rendered, &pictures);
+        Ok((rendered, pictures))
     }
 
     /// A reader of the reply to a rendered chat.
@@ -83,12 +90,59 @@ pub struct Session {
     text: TextSide,
     engine: Handle,
     reasoning: Reasoning,
+    vision: Option<Arc<Vision>>,
+}
+
+/// Headers of a chat's pictures, or why there may be none.
+pub(crate) fn measure(
+    vision: Option<&Vision>,
+    images: &[HistoryImage],
+) -> Result<Vec<Measured>, PictureFault> {
+    match (vision, images.first()) {
+        (_, None) => Ok(Vec::new()),
+        (Some(vision), Some(_)) => vision.measure(images),
+        (None, Some(image)) => {
+            Err(PictureFault { path: image.path.clone(), problem: PictureProblem::NoVision })
+        }
+    }
 }
 
 impl Session {
     /// Joins a folder's text side with an engine that runs its model.
     pub fn new(text: TextSide, engine: Handle) -> Self {
-        Self { text, engine, reasoning: Reasoning::default() }
+        Self { text, engine, reasoning: Reasoning::default(), vision: None }
+    }
+
+    /// The same where the engine's model takes pictures.
+    pub fn with_vision(self, vision: Vision) -> Self {
+        Self { vision: Some(Arc::new(vision)), ..self }
+    }
+
+    /// What reads pictures, if the model takes any.
+    pub fn vision(&self) -> Option<&Vision> {
+        self.vision.as_deref()
+    }
+
+    /// Decodes measured pictures. Gives them with their first places in the prompt.
+    pub(crate) fn pictures(
+        &self,
+        rendered: &Rendered,
+        measured: Vec<Measured>,
+    ) -> Result<Vec<(usize, Arc<Picture>)>, PictureFault> {
+        let Some(vision) = self.vision() else { return Ok(Vec::new()) };
+        let pictures = vision.prepare(measured)?;
+        Ok(rendered.image_positions.iter().copied().zip(pictures).collect())
+    }
+
+    /// A request of these ids, with pictures at their places.
+    pub(crate) fn request(
+        &self,
+        ids: Vec<u32>,
+        max_tokens: usize,
+        pictures: Vec<(usize, Arc<Picture>)>,
+    ) -> Request {
+        let merge = self.engine.limits().images.map_or(1, |images| images.merge);
+        Request::new(ids, max_tokens).with_pictures(pictures, merge)
     }
 
     /// The text side.
@@ -115,13 +169,19 @@ impl Session {
     /// Renders the chat and starts a reply. Its pieces come from the returned stream; dropping that cancels it.
     pub fn start(&self, conversation: Conversation, options: &Options) -> Result<Stream, ServeError> {
         let tools: Arc<[Tool]> = conversation.tools.as_slice().into();
-        let rendered = self.text.render(conversation, options)?;
+        let (rendered, measured) = self.text.render(conversation, options, self.vision())?;
+        let context = self.engine.limits().context;
+        if rendered.ids.len() >= context {
+            // Before pictures are decoded in vain.
+            return Err(Refusal::PromptTooLong { tokens: rendered.ids.len(), context }.into());
+        }
+        let pictures = self.pictures(&rendered, measured)?;
         let reader = self.text.reader(&rendered, tools, options)?;
         let marks = message_ends(&rendered);
         let grammar = options.grammar.as_ref();
         let grammar = grammar.map(|grammar| Box::new(GrammarMask::new(grammar)) as Box<dyn Mask>);
         let mask = self.after_reasoning(rendered.in_reasoning, None, false, grammar)?;
-        let mut request = Request::new(rendered.ids, options.max_tokens.unwrap_or(usize::MAX));
+        let mut request = self.request(rendered.ids, options.max_tokens.unwrap_or(usize::MAX), pictures);
         request.sampling = options.sampling.clone();
         request.drafting = options.drafting;
         request.marks = marks;

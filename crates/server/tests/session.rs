@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use engine::fake::{FakeConfig, FakeModel};
 use engine::{Engine, Handle, Settings};
-use server::{Conversation, Finish, Options, Outcome, ServeError, Session, StopReason, TextSide, Update};
+use server::{
+    Conversation, Finish, Options, Outcome, PictureFault, PictureProblem, ServeError, Session, StopReason,
+    TextSide, Update,
+};
 use text::{Message, Piece, Reply, Role};
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -62,7 +65,7 @@ fn pieces_join_to_the_outcome() {
     for thinking in [true, false] {
         let options = Options { thinking: Some(thinking), ..options(60) };
         let first = outcome(&session, ask("What is 37 + 58?"), &options);
-        let prompt = session.text().render(ask("What is 37 + 58?"), &options).unwrap();
+        let (prompt, _) = session.text().render(ask("What is 37 + 58?"), &options, None).unwrap();
         assert_eq!(first.usage.prompt_tokens, prompt.ids.len());
         assert_eq!(first.usage.completion_tokens, first.ids.len());
         assert_eq!(first.finish, Finish::Length);
@@ -131,7 +134,10 @@ fn what_cannot_be_answered_is_refused() {
     let picture = serde_json::json!([{"role": "user", "content":
         [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]);
     let picture = Conversation { messages: Message::parse_all(&picture).unwrap(), tools: Vec::new() };
-    let ServeError::NoVision { path } = refused(picture, &options(1)) else { panic!("pictures are refused") };
+    let ServeError::Picture(PictureFault { path, problem }) = refused(picture, &options(1)) else {
+        panic!("pictures are refused")
+    };
+    assert_eq!(problem, PictureProblem::NoVision);
     assert_eq!(path, "messages[0].content[0]");
 }
 

@@ -84,6 +84,37 @@ pub struct Rendered {
     pub notes: Vec<Note>,
 }
 
+impl Rendered {
+    /// Repeats each picture place so that it covers its picture: `tokens[i]` ids for picture `i`. Places and segments
+    /// move along; `text` keeps one place a picture.
+    ///
+    /// # Panics
+    /// If there are not as many numbers as pictures, or one of them is 0.
+    pub fn expand_images(&mut self, tokens: &[usize]) {
+        assert_eq!(tokens.len(), self.image_positions.len(), "one number for each picture");
+        assert!(tokens.iter().all(|count| *count > 0), "pictures have tokens");
+        let places = std::mem::take(&mut self.image_positions);
+        let moved = |at: usize| {
+            let before = places.iter().zip(tokens).take_while(|(place, _)| **place < at);
+            at + before.map(|(_, count)| count - 1).sum::<usize>()
+        };
+        let more: usize = tokens.iter().map(|count| count - 1).sum();
+        let mut ids = Vec::with_capacity(self.ids.len() + more);
+        let mut rest = 0;
+        for (place, count) in places.iter().zip(tokens) {
+            ids.extend_from_slice(&self.ids[rest..*place]);
+            ids.extend(std::iter::repeat_n(self.ids[*place], *count));
+            rest = place + 1;
+        }
+        ids.extend_from_slice(&self.ids[rest..]);
+        self.ids = ids;
+        self.image_positions = places.iter().map(|place| moved(*place)).collect();
+        for segment in &mut self.segments {
+            segment.ids = moved(segment.ids.start)..moved(segment.ids.end);
+        }
+    }
+}
+
 impl ChatTemplate {
     /// Renders a chat and encodes it.
     pub fn render(
@@ -218,4 +249,34 @@ fn encode(tokenizer: &Tokenizer, marks: &Marks<'_>, marked: &str) -> Result<Rend
 fn check_images(rendered: &Rendered, history: &History) -> Result<(), TextError> {
     let (expected, found) = (history.images().len(), rendered.image_positions.len());
     if expected == found { Ok(()) } else { Err(TextError::TemplateImages { expected, found }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_repeated_and_segments_follow() {
+        let segment = |control: Option<u32>, ids: Range<usize>| Segment { control, text: 0..0, ids };
+        let mut rendered = Rendered {
+            text: String::new(),
+            ids: vec![1, 9, 2, 3, 9, 9, 4],
+            segments: vec![
+                segment(None, 0..1),
+                segment(Some(9), 1..2),
+                segment(None, 2..4),
+                segment(Some(9), 4..5),
+                segment(Some(9), 5..6),
+                segment(None, 6..7),
+            ],
+            image_positions: vec![1, 4, 5],
+            in_reasoning: false,
+            notes: Vec::new(),
+        };
+        rendered.expand_images(&[3, 1, 2]);
+        assert_eq!(rendered.ids, [1, 9, 9, 9, 2, 3, 9, 9, 9, 4]);
+        assert_eq!(rendered.image_positions, [1, 6, 7]);
+        let ends: Vec<_> = rendered.segments.iter().map(|segment| segment.ids.clone()).collect();
+        assert_eq!(ends, [0..1, 1..4, 4..6, 6..7, 7..9, 9..10]);
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::Sampling;
 use rustyline::error::ReadlineError;
 use server::{Conversation, Finish, Outcome};
-use text::{Content, Message, Role};
+use text::{Content, Message, Part, Role};
 
 use crate::args::ChatArgs;
 use crate::error::{Exit, Failure, Result};
@@ -15,11 +15,12 @@ use crate::load::Sizes;
 use crate::output::Output;
 use crate::session::{self, Running};
 use crate::settings::{self, Thinking};
-use crate::{reply, transcript};
+use crate::{reply, transcript, vision};
 
 /// What can be typed at the prompt.
 pub(crate) const HELP: &str = "\
 /think on|off    whether the model thinks before it answers
+/image FILE      show a picture with the next message
 /system TEXT     instructions put before the chat; without TEXT: none
 /save FILE       write the chat to a file
 /load FILE       read a chat from a file
@@ -43,7 +44,7 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
     let mut lines = Lines::new(output)?;
     let interrupt = Interrupt::install()?;
     let sizes = Sizes::chat(args.model.ctx, args.draft.draft);
-    let running = session::start(&args.model, args.threads.threads, sizes, output)?;
+    let running = session::start(&args.model, &args.vision, args.threads.threads, sizes, output)?;
     let mut chat = Chat {
         sampling: settings::sampling(&args.sampling, &running.session.text().defaults),
         max_tokens: args.sampling.max_tokens,
@@ -53,6 +54,7 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
         interrupt,
         thinking,
         conversation: Conversation::default(),
+        pictures: Vec::new(),
         last: None,
         replies: 0,
     };
@@ -153,6 +155,8 @@ struct Chat<'a> {
     max_tokens: Option<usize>,
     draft: crate::args::Draft,
     conversation: Conversation,
+    /// Pictures of the next message.
+    pictures: Vec<Part>,
     last: Option<Outcome>,
     /// Names replies, for the ids of their tool calls.
     replies: usize,
@@ -165,7 +169,15 @@ impl Chat<'_> {
             return Ok(Next::Go);
         }
         let Some(command) = line.trim().strip_prefix('/') else {
-            self.conversation.messages.push(Message::text(Role::User, line));
+            let mut parts = std::mem::take(&mut self.pictures);
+            let content = match parts.is_empty() {
+                true => Content::Text(line.to_owned()),
+                false => {
+                    parts.push(Part::Text(line.to_owned()));
+                    Content::Parts(parts)
+                }
+            };
+            self.conversation.messages.push(Message { content, ..Message::text(Role::User, "") });
             self.answer()?;
             return Ok(Next::Go);
         };
@@ -179,6 +191,13 @@ impl Chat<'_> {
                 "on" | "off" => self.thinking.enabled = rest == "on",
                 _ => return Err(Failure::usage("/think takes on or off")),
             },
+            "image" => {
+                if self.running.session.vision().is_none() {
+                    return Err(Failure::usage("/image: this model takes no pictures as it is loaded"));
+                }
+                self.pictures.push(vision::part(file(name, rest)?)?);
+                self.output.note("the picture goes with the next message")?;
+            }
             "system" => self.system(rest),
             "save" => {
                 transcript::save(file(name, rest)?, &self.conversation)?;

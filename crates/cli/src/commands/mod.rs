@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod doctor;
 mod eval;
+pub(crate) mod image;
 mod info;
 mod logits;
 mod manual;
@@ -41,6 +42,7 @@ pub(crate) fn dispatch(cli: Cli, output: &Output) -> Result {
         Command::Bundle(args) => again::bundle(&args, output),
         Command::Logits(args) => logits::logits(&args, output),
         Command::Synth(args) => synth::synth(&args, output),
+        Command::Image(args) => image::image(&args, output),
         Command::Eval { eval } => eval::eval(&eval, output),
         Command::Bench(args) => bench::bench(&args, output),
         Command::Template(args) => template::template(&args, output),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use server::{Conversation, Finish, Options, TextSide};
-use text::{Answer, Grammar, GrammarCompiler, Message, Role};
+use text::{Answer, Content, Grammar, GrammarCompiler, Message, Part, Role};
 
 use crate::args::RunArgs;
 use crate::error::{Failure, Result};
@@ -15,7 +15,7 @@ use crate::load::Sizes;
 use crate::output::Output;
 use crate::session;
 use crate::settings::{self, Thinking, Wish};
-use crate::{reply, table};
+use crate::{reply, table, vision};
 
 /// Longest prompt read from stdin, bytes.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
@@ -26,6 +26,7 @@ const SCHEMA_BYTES_MAX: u64 = 4 << 20;
 pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
     let thinking = Thinking::new(&args.model)?;
     let prompt = prompt(args.prompt.as_deref())?;
+    let pictures = args.image.iter().map(|path| vision::part(path)).collect::<Result<Vec<_>>>()?;
     let interrupt = Interrupt::install()?;
     let draft = args.draft.draft;
     let sizes = Sizes::reply(args.model.ctx, draft);
@@ -35,7 +36,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
     };
     let constrain = |text: &TextSide| answer.map(|(path, schema)| grammar(text, path, schema)).transpose();
     let (running, grammar) =
-        session::start_with(&args.model, args.threads.threads, sizes, output, constrain)?;
+        session::start_with(&args.model, &args.vision, args.threads.threads, sizes, output, constrain)?;
     let sampling = settings::sampling(&args.sampling, &running.session.text().defaults);
     let seed = sampling.seed;
     if output.verbose > 0 {
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
     let options = Options { grammar, ..settings::options(wish) };
     let mut messages = Vec::new();
     messages.extend(args.system.as_deref().map(|system| Message::text(Role::System, system)));
-    messages.push(Message::text(Role::User, prompt));
+    messages.push(question(prompt, pictures));
     let stream = running.session.start(Conversation { messages, tools: Vec::new() }, &options)?;
     let outcome = reply::show(stream, output, &interrupt)?;
     if output.json {
@@ -63,6 +64,15 @@ pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
         Finish::Cancelled => Err(Failure::interrupted()),
         _ => Ok(()),
     }
+}
+
+/// The question, behind its pictures.
+fn question(prompt: String, mut parts: Vec<Part>) -> Message {
+    if parts.is_empty() {
+        return Message::text(Role::User, prompt);
+    }
+    parts.push(Part::Text(prompt));
+    Message { content: Content::Parts(parts), ..Message::text(Role::User, "") }
 }
 
 /// A schema from a file.

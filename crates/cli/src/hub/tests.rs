@@ -45,23 +45,26 @@ fn fetch(stub: &Stub, dir: &Path, digest: Digest) -> Result<(u64, Vec<u8>)> {
     Ok((fetched, fs::read(dir.join("a.bin")).unwrap()))
 }
 
+/// Says what to answer.
+type Answer = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
+
 /// A hub whose answers depend on how often it was asked; the last one goes on.
-fn script(answers: Vec<Box<dyn Fn(&Seen) -> Reply + Send + Sync>>) -> Stub {
+fn script(answers: Vec<Answer>) -> Stub {
     let asked = AtomicUsize::new(0);
     Stub::start(move |seen| answers[asked.fetch_add(1, Ordering::SeqCst).min(answers.len() - 1)](seen))
 }
 
-fn good() -> Box<dyn Fn(&Seen) -> Reply + Send + Sync> {
+fn good() -> Answer {
     Box::new(|seen| Reply::file(seen, &bytes(), "\"1\""))
 }
 
-fn always(reply: Reply) -> Box<dyn Fn(&Seen) -> Reply + Send + Sync> {
+fn always(reply: Reply) -> Answer {
     Box::new(move |_| reply.clone())
 }
 
 /// A hub that misbehaves like this at first must give the file in the end.
 #[track_caller]
-fn recovers(first: Vec<Box<dyn Fn(&Seen) -> Reply + Send + Sync>>) -> (u64, Vec<Seen>) {
+fn recovers(first: Vec<Answer>) -> (u64, Vec<Seen>) {
     let dir = tempfile::tempdir().unwrap();
     let stub = script(first.into_iter().chain([good()]).collect());
     let (fetched, found) = fetch(&stub, dir.path(), digest()).unwrap();

@@ -87,11 +87,31 @@ fn a_model_is_pulled_run_listed_and_removed() {
     assert_eq!(list["models"][0]["revisions"], json!(["main"]), "{list}");
     run(dir.path(), &["list"]).code(0).out_has("own/demo  main  ");
 
+    receipt_without_model(dir.path());
+
     run(dir.path(), &["rm", "own/demo"]).code(2).err_has("--yes");
     run(dir.path(), &["rm", "own/other", "--yes"]).code(3);
     run(dir.path(), &["rm", "own/demo", "--yes"]).code(0).out_has("removed own/demo");
     run(dir.path(), &["info", "own/demo"]).code(3).err_has("clary pull own/demo");
     assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
+}
+
+/// A receipt of the pulled model finds it in the store, and one of another model does not.
+fn receipt_without_model(store: &Path) {
+    let files = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| files.path().join(name).display().to_string();
+    let body = json!({"model": "own/demo", "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 12, "clary": {"receipt": true}});
+    let server = crate::serve::Server::start("512", &[]);
+    let (status, reply) = server.ask("POST", "/v1/chat/completions", Some(&body));
+    assert_eq!(status, 200, "{reply}");
+    fs::write(path("request"), body.to_string()).expect("written");
+    fs::write(path("reply"), &reply).expect("written");
+    run(store, &["verify", &path("reply"), "--request", &path("request")]).code(0).out_has("equal: ");
+    let mut other: Value = serde_json::from_str(&reply).expect("JSON");
+    other["clary"]["receipt"]["model"] = "sha256:00".into();
+    fs::write(path("reply"), other.to_string()).expect("written");
+    run(store, &["verify", &path("reply"), "--request", &path("request")]).code(3).err_has("no model in");
 }
 
 #[test]

@@ -38,5 +38,6 @@ pub use plan::{IMAGE_TOKENS_MAX, MemoryPlan, PAGES_MAX, ROWS_MAX, SLOTS_MAX, SNA
 pub use qwen::{OpenError, Qwen, open};
 pub use rotary::{PositionsError, axes, positions};
 pub use score::{Scored, text_rows};
+pub use tower::takes_pictures;
 pub use vision_config::{DEPTH_MAX, PATCH_MAX, TABLE_MAX, VISION_HEADS_MAX, VISION_WIDTH_MAX, VisionConfig};
 pub use weights::{Progress, Stored};

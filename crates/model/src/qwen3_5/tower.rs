@@ -16,6 +16,12 @@ pub(super) const CHUNK: usize = 256;
 /// Most pictures that are encoded together.
 pub(super) const PICTURES_MAX: usize = 32;
 
+/// Refuses, by the stage's name, a device without the stages of a vision tower.
+pub fn takes_pictures(device: &mut dyn Device) -> Result<(), DeviceError> {
+    let (from, to) = (device.buffer(1, 1)?, device.buffer(1, 1)?);
+    device.copy_values(from, 0, 1, to, 0)
+}
+
 /// LayerNorm's weight and bias.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm {

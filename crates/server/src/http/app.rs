@@ -144,6 +144,9 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     let mut response = written(response, dialect, &request_id);
     let headers = response.headers_mut();
     let id = HeaderValue::from_str(&request_id).expect("ids are plain letters");
+    if dialect == Dialect::Anthropic {
+        headers.insert(HeaderName::from_static("request-id"), id.clone());
+    }
     headers.insert(HeaderName::from_static("x-request-id"), id);
     headers.insert(HeaderName::from_static("clary-version"), HeaderValue::from_static(VERSION));
     if let Some(origin) = origin {

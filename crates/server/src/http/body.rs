@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value};
 
@@ -19,6 +19,15 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, limits: &Limits) -> Re
         return Err(too_large(limits));
     }
     collect(body, limits, limits.body_idle).await
+}
+
+/// Headers of one of Ollama's routes, whose clients leave the body's type out: it is JSON then. A web page could
+/// make a browser send a body without a type as well, but the browser would name the page's origin.
+pub(crate) fn assume_json(mut headers: HeaderMap) -> HeaderMap {
+    if !headers.contains_key(CONTENT_TYPE) && !headers.contains_key(ORIGIN) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    headers
 }
 
 /// The object in a body.

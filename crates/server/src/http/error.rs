@@ -8,6 +8,8 @@ use engine::{Refusal, ReplyError};
 use serde_json::{Value, json};
 use text::{Fault, RequestError, TextError};
 
+use crate::{PictureFault, PictureProblem};
+
 /// Most characters of a client's own text in a message.
 pub const QUOTE_CHARS_MAX: usize = 80;
 
@@ -46,6 +48,10 @@ pub enum Code {
     UnsupportedParameter,
     /// A schema asks for something that is not done.
     UnsupportedSchema,
+    /// Bytes that are no picture, or a broken one.
+    InvalidImage,
+    /// A picture beyond the limits.
+    ImageTooLarge,
     /// A constraint takes too long or too much memory to prepare.
     ConstraintTooComplex,
     /// The chat template refuses the chat.
@@ -101,6 +107,8 @@ impl Code {
             Self::MissingField => "missing_field",
             Self::UnsupportedParameter => "unsupported_parameter",
             Self::UnsupportedSchema => "unsupported_schema",
+            Self::InvalidImage => "invalid_image",
+            Self::ImageTooLarge => "image_too_large",
             Self::ConstraintTooComplex => "constraint_too_complex",
             Self::TemplateError => "template_error",
             Self::ContextLengthExceeded => "context_length_exceeded",
@@ -316,6 +324,25 @@ impl From<TextError> for ApiError {
             // The rest is about files, which are read before the first request.
             _ => Self::new(Code::Internal, "the text side of the model failed"),
         }
+    }
+}
+
+impl From<PictureFault> for ApiError {
+    fn from(fault: PictureFault) -> Self {
+        let PictureFault { path, problem } = fault;
+        let code = match &problem {
+            PictureProblem::NoVision | PictureProblem::Remote => Code::UnsupportedParameter,
+            PictureProblem::TooMany { .. } | PictureProblem::Detail { .. } => Code::InvalidValue,
+            PictureProblem::Picture(error) if error.is_too_large() => Code::ImageTooLarge,
+            PictureProblem::Picture(_) | PictureProblem::Url | PictureProblem::Base64 { .. } => {
+                Code::InvalidImage
+            }
+            PictureProblem::Busy(_) => {
+                return Self::at(Code::QueueFull, path, problem.to_string()).retry(5);
+            }
+            PictureProblem::Fault => Code::Internal,
+        };
+        Self::at(code, path, problem.to_string())
     }
 }
 

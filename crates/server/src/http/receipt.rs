@@ -146,6 +146,7 @@ impl Receipt {
     pub(crate) fn open(served: &Served, route: &str, job: &Job) -> Self {
         let (info, text) = (&served.info, served.session.text());
         let sampling = ResolvedSampling::of(job);
+        let pictures = job.prompts.iter().flat_map(|prompt| &prompt.pictures);
         Self {
             version: VERSION.to_owned(),
             model: info.digest.clone(),
@@ -156,7 +157,7 @@ impl Receipt {
             kv: info.kv.clone(),
             params: sampling.digest(),
             prompt: ids_digest(job.prompts.iter().map(|prompt| prompt.ids.as_slice())),
-            images: Vec::new(),
+            images: pictures.map(|(_, picture)| written_bytes(&picture.digest)).collect(),
             output: String::new(),
             seed: job.sampling.seed,
             route: route.to_owned(),
@@ -186,7 +187,8 @@ impl Receipt {
 pub fn ids_digest<'a>(lists: impl Iterator<Item = &'a [u32]>) -> String {
     let mut hash = Sha256::new();
     for ids in lists {
-        ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        // In one piece: a long prompt is hashed while its request waits.
+        hash.update(ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>());
     }
     written(hash)
 }
@@ -196,8 +198,12 @@ fn digest(bytes: Vec<u8>) -> String {
 }
 
 fn written(hash: Sha256) -> String {
+    written_bytes(&hash.finalize())
+}
+
+fn written_bytes(digest: &[u8]) -> String {
     let mut text = "sha256:".to_owned();
-    for byte in hash.finalize() {
+    for byte in digest {
         write!(text, "{byte:02x}").expect("writing to a string cannot fail");
     }
     text

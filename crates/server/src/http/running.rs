@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{Drafting, Event, FinishReason, Mask, Request, Sampling, Score, Stats, Ticket};
+use engine::{Drafting, Event, FinishReason, Mask, Picture, Sampling, Score, Stats, Ticket};
 use text::{Note, Piece};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -22,12 +22,14 @@ use super::track::Track;
 use crate::{Finish, Outcome, ReaderOptions, ReplyReader};
 
 /// One prompt of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Prompt {
     /// Its ids.
     pub(crate) ids: Vec<u32>,
     /// Lengths at which messages end.
     pub(crate) marks: Vec<usize>,
+    /// Its pictures, and where each begins.
+    pub(crate) pictures: Vec<(usize, Arc<Picture>)>,
 }
 
 /// A request ready for the engine.
@@ -101,6 +103,8 @@ pub(crate) struct Running {
     stage: Stage,
     /// Tokens of all prompts, and those of them that came from the cache.
     prompt_tokens: (usize, usize),
+    /// Tokens of pictures, in all prompts.
+    image_tokens: usize,
     admitted: bool,
     notes: Vec<Note>,
     /// What the reply is made from.
@@ -124,6 +128,7 @@ impl Running {
         let prompt_tokens = (job.prompts.iter().map(|prompt| prompt.ids.len()).sum(), 0);
         let mut tickets = Vec::with_capacity(job.prompts.len());
         let mut choices = Vec::with_capacity(job.prompts.len() * job.choices as usize);
+        let mut image_tokens = 0;
         for (index, prompt) in job.prompts.iter_mut().enumerate() {
             for _ in 0..job.choices {
                 let tokenizer = &served.session.text().tokenizer;
@@ -132,9 +137,11 @@ impl Running {
             }
             let place = (index, prompt.ids.len());
             let track = Track::new(app, served, context, place, job.choices, sender.clone());
-            let mut request =
-                Request::new(std::mem::take(&mut prompt.ids), job.max_tokens.unwrap_or(usize::MAX));
-            request.marks = std::mem::take(&mut prompt.marks);
+            let Prompt { ids, marks, pictures } = std::mem::take(prompt);
+            let max_tokens = job.max_tokens.unwrap_or(usize::MAX);
+            let mut request = served.session.request(ids, max_tokens, pictures);
+            image_tokens += request.pictures.iter().map(|span| span.rows).sum::<usize>();
+            request.marks = marks;
             request.choices = job.choices;
             request.sampling = job.sampling.clone();
             request.logprobs = job.logprobs;
@@ -156,12 +163,18 @@ impl Running {
             choices,
             stage: Stage::Queued,
             prompt_tokens,
+            image_tokens,
             admitted: false,
             notes: job.notes,
             receipt,
             record,
             _turn: turn,
         })
+    }
+
+    /// Tokens of pictures, in all prompts.
+    pub(crate) fn image_tokens(&self) -> usize {
+        self.image_tokens
     }
 
     /// The model that answers.

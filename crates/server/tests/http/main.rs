@@ -13,6 +13,7 @@ mod logs;
 mod messages;
 mod ollama;
 mod page;
+mod pictures;
 mod progress;
 mod receipts;
 mod responses;

@@ -224,3 +224,13 @@ async fn refusals_have_their_shape() {
     setup.typed.anthropic = false;
     assert_eq!(Server::with(setup).post("/v1/messages", &body(json!({}))).await.status, 404);
 }
+
+/// Anthropic's clients look for the id under a name of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_request_has_its_id() {
+    let server = Server::new();
+    let refused = ask(&server, json!({"max_tokens": 0})).await;
+    assert_eq!(refused.headers["request-id"], refused.headers["x-request-id"]);
+    assert_eq!(refused.json()["request_id"], refused.headers["request-id"].to_str().unwrap());
+    assert!(!server.get("/v1/models").await.headers.contains_key("request-id"));
+}

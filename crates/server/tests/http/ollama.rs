@@ -1,8 +1,10 @@
 //! Ollama's dialect.
 
+use axum::body::Body;
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, MODEL, Server, Setup};
+use crate::support::{Answer, MODEL, Server, Setup, request};
 
 const CALL: &str = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>";
 
@@ -101,4 +103,22 @@ async fn facts_and_refusals() {
     let mut setup = Setup::default();
     setup.typed.ollama = false;
     assert_eq!(Server::with(setup).get("/api/tags").await.status, 404);
+}
+
+/// Some clients of this dialect leave the type out. A browser that a web page makes do so names the page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_without_a_type_is_json_unless_a_page_sent_it() {
+    let server = Server::new();
+    let status = async |path: &str, headers: &[(&str, &str)]| {
+        let asked =
+            headers.iter().fold(request("POST", path), |asked, (name, value)| asked.header(*name, *value));
+        server.call(asked.body(Body::from(json!({"model": MODEL}).to_string())).unwrap()).await.status
+    };
+    for path in ["/api/chat", "/api/generate", "/api/show"] {
+        assert_eq!(status(path, &[]).await, StatusCode::OK, "{path}");
+        let refused = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        assert_eq!(status(path, &[("origin", "https://a.example")]).await, refused, "{path}");
+        assert_eq!(status(path, &[("content-type", "text/plain")]).await, refused, "{path}");
+    }
+    assert_eq!(status("/v1/chat/completions", &[]).await, StatusCode::UNSUPPORTED_MEDIA_TYPE);
 }

@@ -44,12 +44,12 @@ fn asked() -> Vec<(&'static str, Value)> {
 /// The last object of a stream that has a `clary` member, wherever the dialect puts it.
 fn last_clary(text: &str) -> Value {
     let lines = text.lines().filter_map(|line| line.strip_prefix("data: ").or(Some(line)));
-    let objects = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let found = objects.filter_map(|object| match &object["response"]["clary"] {
+    let objects = lines.rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut found = objects.filter_map(|object| match &object["response"]["clary"] {
         Value::Null => object.get("clary").map(|_| object.clone()),
         _ => Some(object["response"].clone()),
     });
-    found.last().unwrap_or_else(|| panic!("no clary object: {text}"))
+    found.next().unwrap_or_else(|| panic!("no clary object: {text}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

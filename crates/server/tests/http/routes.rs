@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, Server};
+use crate::support::{MODEL, Server, Setup};
+use server::http::Typed;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn models_and_facts() {
@@ -126,6 +127,31 @@ async fn the_document_fits_the_routes() {
     for name in ["prompt", "echo", "logprobs", "top_k"] {
         assert!(names("CompletionRequest").contains(&name.to_owned()), "{name}");
     }
+}
+
+/// Streams and errors stand in the document, and routes that are left out do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_document_has_streams_errors_and_only_what_is_served() {
+    let document = Server::new().get("/openapi.json").await.ok();
+    let chat = &document["paths"]["/v1/chat/completions"]["post"]["responses"];
+    assert!(chat["200"]["content"]["text/event-stream"].is_object());
+    assert!(
+        document["paths"]["/api/chat"]["post"]["responses"]["200"]["content"]["application/x-ndjson"]
+            .is_object()
+    );
+    let schema = |path: &str, status: &str| {
+        let answer = &document["paths"][path]["post"]["responses"][status];
+        answer["content"]["application/json"]["schema"]["$ref"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(schema("/v1/chat/completions", "429").ends_with("/OpenAiError"));
+    assert!(schema("/v1/messages", "400").ends_with("/AnthropicError"));
+    assert!(schema("/api/chat", "413").ends_with("/OllamaError"));
+    let typed = Typed { ollama: false, anthropic: false, responses: false, ..Typed::default() };
+    let document = Server::with(Setup { typed, ..Setup::default() }).get("/openapi.json").await.ok();
+    let left: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+    assert!(left.contains(&&"/v1/chat/completions".to_owned()), "{left:?}");
+    let others = ["/api/", "/v1/messages", "/v1/responses"];
+    assert!(left.iter().all(|path| !others.iter().any(|other| path.starts_with(other))), "{left:?}");
 }
 
 fn collect(document: &Value, schema: &Value, names: &mut Vec<String>) {

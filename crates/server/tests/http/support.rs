@@ -9,10 +9,11 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use engine::fake::{FakeConfig, FakeCost, FakeDrafts, FakeModel, Faults, Pace};
 use engine::{Engine, Handle, Settings as EngineSettings};
-use model::{Draft, DraftAsk, Draw, Drawn, Logits, Model, ModelError, SlotId, SnapshotId, Spec, Window};
+use model::{Draft, DraftAsk, Draw, Drawn, Features, ImageRow, ImageSpec, Logits, Model, ModelError};
+use model::{Picture, SlotId, SnapshotId, Spec, Window};
 use serde_json::{Map, Value, json};
 use server::http::{App, Grammar, Listener, ModelInfo, Settings, Typed, app, serve};
-use server::{Session, TextSide};
+use server::{Session, TextSide, Vision, VisionSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -44,6 +45,9 @@ impl Model for Scripted {
         self.inner.spec()
     }
     fn step(&mut self, windows: &[Window]) -> Result<usize, ModelError> {
+        self.step_images(windows, &[])
+    }
+    fn step_images(&mut self, windows: &[Window], images: &[ImageRow]) -> Result<usize, ModelError> {
         self.rows.clear();
         for window in windows {
             let rows = match window.logits {
@@ -54,7 +58,16 @@ impl Model for Scripted {
             let slot = window.slot.0 as usize;
             self.rows.extend((0..rows).map(|row| (row + 1 == rows).then_some(slot)));
         }
-        self.inner.step(windows)
+        self.inner.step_images(windows, images)
+    }
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.inner.image_spec()
+    }
+    fn encode(&mut self, pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
+        self.inner.encode(pictures)
+    }
+    fn encode_next(&mut self, rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
+        self.inner.encode_next(rows)
     }
     fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Drawn>, ModelError> {
         let mut drawn = self.inner.draw(draws)?;
@@ -113,8 +126,20 @@ pub struct Setup {
     pub queue_max: Option<usize>,
     pub queue_timeout: Option<Duration>,
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// Take pictures.
+    pub vision: bool,
     /// Leave the model out.
     pub loading: bool,
+}
+
+/// What pictures the fake model takes.
+const IMAGES: ImageSpec =
+    ImageSpec { tokens_max: 400, pictures_max: 4, patch: 16, merge: 2, token_bytes: 4, patch_work: 8 };
+
+/// Preparation for the fake model: 4 to 320 tokens a picture.
+fn vision() -> Vision {
+    let json = json!({"size": {"shortest_edge": 4096, "longest_edge": 327680}});
+    Vision::new(VisionSettings::new(&json, None).unwrap()).unwrap()
 }
 
 /// A server over the fake model.
@@ -196,6 +221,7 @@ impl Server {
         let mut config = FakeConfig { drafts, pace, ..FakeConfig::default() };
         config.spec.vocabulary = text.tokenizer.vocab_size();
         config.spec.slots = setup.slots.unwrap_or(config.spec.slots);
+        config.images = setup.vision.then_some(IMAGES);
         let fake = FakeModel::new(config);
         let (faults, script) = (fake.faults(), Script::default());
         let slots = fake.spec().slots;
@@ -223,7 +249,11 @@ impl Server {
                 memory: vec![("weights", 5)],
                 ..ModelInfo::default()
             };
-            state.serve_model(Session::new(text.clone(), engine.clone()), info, setup.grammar);
+            let mut session = Session::new(text.clone(), engine.clone());
+            if setup.vision {
+                session = session.with_vision(vision());
+            }
+            state.serve_model(session, info, setup.grammar);
         }
         Self { router: app(state.clone()), app: state, engine, script, faults, text }
     }

@@ -31,10 +31,10 @@ pub(crate) fn receipt(path: &Path) -> Result<Receipt> {
     let whole = serde_json::from_slice::<Value>(&bytes).ok();
     let lines = || {
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        let objects = text.lines().filter_map(|line| {
-            serde_json::from_str::<Value>(line.strip_prefix("data:").unwrap_or(line).trim()).ok()
-        });
-        objects.filter_map(|value| find(&value).cloned()).last()
+        text.lines().rev().find_map(|line| {
+            let data = line.strip_prefix("data:").unwrap_or(line).trim();
+            find(&serde_json::from_str::<Value>(data).ok()?).cloned()
+        })
     };
     let found = whole.as_ref().and_then(find).cloned().or_else(lines).ok_or_else(|| {
         Failure::usage(format!("{}: holds no receipt", path.display()))

@@ -21,6 +21,7 @@ use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::settings::kwargs;
+use crate::vision::VisionArgs;
 
 /// How to run a reply again. What is not given is as the receipt says.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +41,9 @@ pub(crate) struct AgainArgs {
     #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
     #[arg(env = "CLARY_MEMORY_LIMIT")]
     pub(crate) memory_limit: MemoryLimit,
+    /// As the server was started: pictures are part of what a reply is made from.
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
 }
 
 /// `verify`.
@@ -47,8 +51,8 @@ pub(crate) struct AgainArgs {
 pub(crate) struct VerifyArgs {
     /// A receipt, or a reply with one: an object, or the lines of a stream
     pub(crate) receipt: PathBuf,
-    /// Folder or name of the model
-    pub(crate) model: String,
+    /// Folder or name of the model [default: the one of the store that the receipt names]
+    pub(crate) model: Option<String>,
     /// The request's body, as it was sent
     #[arg(long, value_name = "FILE")]
     pub(crate) request: PathBuf,
@@ -67,8 +71,8 @@ pub(crate) struct VerifyArgs {
 pub(crate) struct ReplayArgs {
     /// A bundle, from `clary bundle` or from the folder of `serve --record`
     pub(crate) bundle: PathBuf,
-    /// Folder or name of the model
-    pub(crate) model: String,
+    /// Folder or name of the model [default: the one of the store that the receipt names]
+    pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) again: AgainArgs,
 }
@@ -98,7 +102,7 @@ pub(crate) fn verify(args: &VerifyArgs, output: &Output) -> Result {
     if let Some(difference) = compare::before(&receipt, args.again.kv) {
         return Err(differs(&difference, &receipt, output)?);
     }
-    let plain = match Plain::open(&receipt, &args.model, &args.again, words, output)? {
+    let plain = match Plain::open(&receipt, args.model.as_deref(), &args.again, words, output)? {
         Ok(plain) => plain,
         Err(difference) => return Err(differs(&difference, &receipt, output)?),
     };
@@ -117,7 +121,7 @@ pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
     if let Some(difference) = compare::before(receipt, args.again.kv) {
         return Err(differs(&difference, receipt, output)?);
     }
-    let plain = match Plain::open(receipt, &args.model, &args.again, words, output)? {
+    let plain = match Plain::open(receipt, args.model.as_deref(), &args.again, words, output)? {
         Ok(plain) => plain,
         Err(difference) => return Err(differs(&difference, receipt, output)?),
     };

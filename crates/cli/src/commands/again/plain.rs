@@ -18,6 +18,8 @@ use crate::commands::version;
 use crate::error::{Exit, Failure, Result};
 use crate::load::{self, Sizes};
 use crate::output::Output;
+use crate::store::Store;
+use crate::vision;
 use crate::weights::Weights;
 
 /// Options of the server that decide what a request means.
@@ -40,7 +42,7 @@ impl Plain {
     /// Loads the model if it is that of the receipt; else the difference, before any weight is read.
     pub(crate) fn open(
         receipt: &Receipt,
-        model: &str,
+        model: Option<&str>,
         args: &AgainArgs,
         words: Words,
         output: &Output,
@@ -50,7 +52,11 @@ impl Plain {
             return Err(Failure::usage(message).hint("--device cpu"));
         }
         let settings = settings(receipt, words)?;
-        let weights = Weights::open(model)?;
+        let model = match model {
+            Some(model) => model.to_owned(),
+            None => stored(receipt)?,
+        };
+        let weights = Weights::open(&model)?;
         let text = TextSide::open(&weights.dir)?;
         let digest = weights.digest()?;
         let digests = [
@@ -63,9 +69,17 @@ impl Plain {
             return Ok(Err(Difference::new(what, message)));
         }
         let kv = args.kv.map_or_else(|| kv(&receipt.kv), Ok)?;
-        let model_args = model_args(receipt, model, args, kv);
-        let sizes = Sizes { slots: slots(receipt), ..Sizes::reply(model_args.ctx, Draft::Off) };
-        let loaded = load::load(&weights, &model_args, args.threads.threads, sizes, output)?;
+        let mut model_args = model_args(receipt, &model, args, kv);
+        model_args.device = load::named(&model_args.device, &weights);
+        let mut device = load::device(&model_args.device, args.threads.threads)?;
+        let vision = match receipt.images.is_empty() {
+            true => None,
+            false => vision::settle(&weights, &args.vision, &mut *device)?,
+        };
+        let image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
+        let reply = Sizes::reply(model_args.ctx, Draft::Off);
+        let sizes = Sizes { slots: slots(receipt), image_tokens, ..reply };
+        let loaded = load::load_on(&weights, &model_args, device, sizes, output)?;
         let info = ModelInfo {
             digest,
             kv: kv_name(kv).to_owned(),
@@ -85,7 +99,11 @@ impl Plain {
         )?;
         let tokenizer = text.tokenizer.clone();
         let app = App::new(settings, "again");
-        app.serve_model(Session::new(text, engine), info, Some(Arc::new(grammar)));
+        let mut session = Session::new(text, engine);
+        if let Some(vision) = vision {
+            session = session.with_vision(vision::start(vision)?);
+        }
+        app.serve_model(session, info, Some(Arc::new(grammar)));
         Ok(Ok(Self { app, tokenizer, receipt: receipt.clone() }))
     }
 
@@ -102,6 +120,23 @@ impl Plain {
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
+}
+
+/// The model of the store that a receipt names.
+fn stored(receipt: &Receipt) -> Result<String> {
+    let store = Store::new(None)?;
+    for entry in store.entries()?.into_iter().filter(|entry| entry.is_whole) {
+        let folder = entry.dir.display().to_string();
+        // A model that cannot be opened is not the one that answered.
+        if Weights::open(&folder)
+            .and_then(|weights| weights.digest())
+            .is_ok_and(|digest| digest == receipt.model)
+        {
+            return Ok(folder);
+        }
+    }
+    let message = format!("no model in {} is that of the receipt, {}", store.root.display(), receipt.model);
+    Err(Failure::new(Exit::Model, message).hint("name the folder that the reply was made with"))
 }
 
 /// One for each reply to a prompt: they begin together.

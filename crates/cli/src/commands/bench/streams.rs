@@ -195,3 +195,30 @@ fn print(crowds: &[Crowd], device: &str, args: &BenchArgs, output: &Output) -> R
     let title = output.bold("tokens per second of all streams together, prompts included\n");
     Ok(output.out(&(head + &title + &table.text()))?)
 }
+
+#[cfg(test)]
+mod tests {
+    use engine::Stats;
+
+    use super::*;
+
+    #[test]
+    fn streams_that_differ_end_with_code_7() {
+        let prompts: [Prompt; 2] = [(vec![1, 2], 3), (vec![3], 3)];
+        let replies = |last: u32| {
+            let asked = |tokens| Asked { tokens, rounds: vec![1, 1, 1], stats: Stats::default() };
+            [asked(vec![5, 6, 7]), asked(vec![8, 9, last])]
+        };
+        let mut known = vec![None; 2];
+        for drafts in [OnOff::Off, OnOff::On] {
+            equal(&replies(4), &prompts, drafts, &mut known).expect("the first run, and the same again");
+        }
+        let failure = equal(&replies(5), &prompts, OnOff::On, &mut known).expect_err("a token differs");
+        assert_eq!(failure.exit as u8, 7);
+        assert!(failure.message.contains("token 2 of stream 1"), "{}", failure.message);
+        let mut short = replies(4);
+        short[0].tokens.pop();
+        let failure = equal(&short, &prompts, OnOff::On, &mut known).expect_err("a stream is cut");
+        assert_eq!(failure.exit, Exit::Failure);
+    }
+}

@@ -16,7 +16,7 @@ use crate::load;
 /// Geometry of the model: small, with every kind of layer.
 const CONFIG: &str = include_str!("../../../../../models/demo/config.json");
 /// Tokens of the text: more than one attention block, and a rest.
-const TOKENS: usize = 150;
+const TOKENS: usize = 96;
 
 /// Names of the accelerators to try.
 pub(super) fn devices(cuda: usize) -> Vec<String> {

@@ -77,6 +77,11 @@ pub(crate) fn exact(args: &ExactArgs, output: &Output) -> Result {
     let outcomes = contracts::exact(&plan, &mut |done, total| progress.set(done, total))?;
     drop(progress);
     report(&outcomes, &plan, args, output)?;
+    judged(&outcomes)
+}
+
+/// Fails with the code of a mismatch where a contract does not hold.
+fn judged(outcomes: &[Outcome]) -> Result {
     match outcomes.iter().find(|outcome| !outcome.held()) {
         None => Ok(()),
         Some(outcome) => Err(Failure::new(
@@ -188,4 +193,46 @@ fn document(outcomes: &[Outcome], plan: &Exact<'_>, args: &ExactArgs) -> Value {
         "contracts": outcomes.iter().map(row).collect::<Vec<_>>(),
         "not_run": [{"id": id, "contract": promise}],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use contracts::Folder;
+
+    use super::*;
+
+    /// The contracts over a tiny model and another subject that should be its equal.
+    fn outcomes(other: KvForm) -> Vec<Outcome> {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny-a"));
+        let with = |kv: KvForm, threads: usize| {
+            let cpu = CpuSettings { threads, isa: Isa::detect() };
+            Folder { kv, cpu, ..Folder::new(folder, "cpu") }
+        };
+        let others: [Box<dyn Subject>; 1] = [Box::new(with(other, 1))];
+        let plan = Exact {
+            subject: &with(KvForm::Int16, 2),
+            others: &others,
+            vocabulary: 2000,
+            tokens: QUICK,
+            streams: &[2],
+            replies: false,
+            moved: false,
+        };
+        contracts::exact(&plan, &mut |_, _| {}).expect("the tiny model runs")
+    }
+
+    #[test]
+    fn a_broken_contract_ends_with_code_7() {
+        judged(&outcomes(KvForm::Int16)).expect("equals agree");
+        // The other K/V form is another arithmetic: the devices differ.
+        let failure = judged(&outcomes(KvForm::Int8)).expect_err("they are no equals");
+        assert_eq!(failure.exit as u8, 7);
+        assert!(failure.message.contains("does not hold") && failure.hint.is_some(), "{}", failure.message);
+        // What was never compared does not count as held.
+        let mut idle = outcomes(KvForm::Int16);
+        idle[0].compared = 0;
+        assert_eq!(judged(&idle).expect_err("nothing was compared").exit, Exit::Mismatch);
+    }
 }

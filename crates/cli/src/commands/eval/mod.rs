@@ -1,6 +1,7 @@
 //! `clary eval`: built-in evaluations.
 
 mod exact;
+mod vision;
 
 use crate::args::Eval;
 use crate::error::Result;
@@ -10,5 +11,6 @@ use crate::output::Output;
 pub(crate) fn eval(eval: &Eval, output: &Output) -> Result {
     match eval {
         Eval::Exact(args) => exact::exact(args, output),
+        Eval::Vision(args) => vision::vision_eval(args, output),
     }
 }

@@ -19,7 +19,7 @@ use engine::Engine;
 use model::qwen3_5::open;
 use sd_notify::NotifyState;
 use server::http::{App, Bind, Grammar, Listener, Settings};
-use server::{Session, TextSide};
+use server::{Session, TextSide, VisionSettings};
 use text::GrammarCompiler;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -39,6 +39,7 @@ use crate::error::{Exit, Failure, Result};
 use crate::load;
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
+use crate::vision;
 use crate::weights::Weights;
 
 /// Threads for connections; the model has its own.
@@ -76,6 +77,8 @@ struct Ready {
     text: TextSide,
     sizes: Sizes,
     device: Box<dyn Device>,
+    /// How pictures are read, if they are.
+    vision: Option<VisionSettings>,
 }
 
 impl Ready {
@@ -85,9 +88,11 @@ impl Ready {
         args.model.device = load::named(&args.model.device, &weights);
         let args = &args;
         let text = TextSide::open(&weights.dir)?;
-        let sizes = sizes::settle(&weights, args)?;
-        let device = load::device(&args.model.device, args.threads.threads)?;
-        Ok(Self { args: args.clone(), weights, text, sizes, device })
+        let mut device = load::device(&args.model.device, args.threads.threads)?;
+        let vision = vision::settle(&weights, &args.vision, &mut *device)?;
+        let image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
+        let sizes = sizes::settle(&weights, args, image_tokens)?;
+        Ok(Self { args: args.clone(), weights, text, sizes, device, vision })
     }
 
     /// Loads the model, starts its engine and tries it out.
@@ -117,7 +122,10 @@ impl Ready {
             },
         )?;
         report.load = start.elapsed();
-        let session = Session::new(self.text, engine);
+        let mut session = Session::new(self.text, engine);
+        if let Some(vision) = self.vision {
+            session = session.with_vision(vision::start(vision)?);
+        }
         report.self_test = Some(self_test(&session, app.settings().drafting)?);
         Ok(Loaded { session, report, grammar: Arc::new(grammar) })
     }

@@ -14,6 +14,7 @@ use super::LogFormat;
 use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
 use crate::error::{Failure, Result};
 use crate::settings::{self, Thinking};
+use crate::vision::VisionArgs;
 
 /// Longest key file, bytes.
 const KEY_FILE_MAX: u64 = 1 << 20;
@@ -37,6 +38,8 @@ pub(crate) struct ServeArgs {
     pub(crate) work: WorkArgs,
     #[command(flatten)]
     pub(crate) words: WordsArgs,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
 }
 
 /// Where to listen.

@@ -239,8 +239,9 @@ impl Report {
         let on = |on: bool| if on { "on" } else { "off" };
         let origins = if self.origins > 0 { self.origins.to_string() } else { "off".to_owned() };
         format!(
-            "thinking {}   vision off   tools on   structure on   keys {}   cors {origins}",
+            "thinking {}   vision {}   tools on   structure on   keys {}   cors {origins}",
             on(self.thinking),
+            on(self.sizes.model.image_tokens > 0),
             self.keys
         )
     }
@@ -285,8 +286,8 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if is_outside && settings.keys.count() == 0 {
         notes.push("no keys: everybody who reaches this address may ask".to_owned());
     }
-    if weights.parts.vision {
-        notes.push("vision: the model's vision tower is not run yet; pictures are refused".to_owned());
+    if weights.parts.vision && sizes.model.image_tokens == 0 {
+        notes.push("vision: off, pictures are refused".to_owned());
     }
     if args.draft.draft != Draft::Off && !weights.parts.mtp {
         notes.push("drafts: the model has no MTP layer".to_owned());

@@ -34,8 +34,13 @@ pub(crate) struct Sizes {
 }
 
 /// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
+<<<<<<< HEAD
 pub(crate) fn settle(weights: &Weights, args: &ServeArgs) -> Result<Sizes> {
     let ask = Ask { weights, args, limit: memory::limit(args.model.memory_limit, &args.model.device) };
+=======
+pub(crate) fn settle(weights: &Weights, args: &ServeArgs, image_tokens: usize) -> Result<Sizes> {
+    let ask = Ask { weights, args, image_tokens, limit: memory::limit(args.model.memory_limit) };
+>>>>>>> main
     match args.work.cache_ram {
         CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
             Some(hint) if failure.exit == Exit::Memory && bytes > 0 && ask.with_cache(0).is_ok() => {
@@ -56,6 +61,8 @@ pub(crate) fn settle(weights: &Weights, args: &ServeArgs) -> Result<Sizes> {
 struct Ask<'a> {
     weights: &'a Weights,
     args: &'a ServeArgs,
+    /// Most tokens of a picture; 0 takes none.
+    image_tokens: usize,
     limit: Option<u64>,
 }
 
@@ -74,7 +81,7 @@ impl Ask<'_> {
             rows_max: load::step_rows(&self.args.model.device, ROWS_MAX),
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
-            image_tokens: 0,
+            image_tokens: self.image_tokens,
         }
     }
 

@@ -116,7 +116,7 @@ fn dry_run_of(notes: &[text::Note], facts: &Facts, context: usize, cached: Optio
     DryRun {
         object: "clary.dry_run",
         prompt_tokens: facts.prompt_ids.len(),
-        image_tokens: Vec::new(),
+        image_tokens: facts.image_tokens.clone(),
         n_ctx: context,
         fits: facts.prompt_ids.len() < context,
         cached_tokens_if_now: cached,

@@ -419,6 +419,7 @@ pub(crate) fn usage(running: &Running) -> ChatUsage {
         usage.completion_tokens += counts.completion_tokens;
         usage.completion_tokens_details.reasoning_tokens += counts.reasoning_tokens;
     }
+    usage.prompt_tokens_details.image_tokens = running.image_tokens();
     usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
     usage
 }
@@ -429,7 +430,7 @@ fn timings(outcome: &Outcome) -> Timings {
     let tokens = stats.generated_tokens;
     Timings {
         queue_ms: milliseconds(stats.queued),
-        image_ms: 0.0,
+        image_ms: milliseconds(stats.image),
         prefill_ms: milliseconds(stats.prefill),
         prefill_tokens: stats.prompt_tokens - stats.cache.hit_tokens,
         decode_ms: milliseconds(stats.decode),

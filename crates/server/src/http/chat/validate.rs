@@ -15,8 +15,9 @@ use super::super::running::{Job, Prompt};
 use super::super::scores::Scope;
 use super::super::state::{App, Served, now_seconds};
 use super::request::{ChatRequest, ReasoningFormat};
-use crate::ReaderOptions;
-use crate::session::message_ends;
+use crate::pictures::expand;
+use crate::session::{measure, message_ends};
+use crate::{Measured, ReaderOptions};
 
 /// A chat ready for the engine, and what its reply needs to know.
 pub(crate) struct Prepared {
@@ -34,6 +35,8 @@ pub(crate) struct Facts {
     pub(crate) params: Params,
     /// Prompt lengths at which messages end.
     pub(crate) marks: Vec<usize>,
+    /// Tokens of each picture.
+    pub(crate) image_tokens: Vec<usize>,
     pub(crate) prompt_ids: Arc<[u32]>,
     pub(crate) prompt_text: Arc<str>,
 }
@@ -45,7 +48,7 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
     notes.extend(model_note(app, &request.model)?);
     let offered = request.tool_choice.offered(std::mem::take(&mut request.tools));
     let tools: Arc<[Tool]> = offered.into();
-    let rendered = render(app, served, &mut request, &tools)?;
+    let (rendered, measured) = render(app, served, &mut request, &tools)?;
     notes.extend(rendered.notes.iter().cloned());
     let context = served.context();
     if rendered.ids.len() >= context && !request.dry_run {
@@ -68,19 +71,25 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
     let params = request.params;
     let seed = params.seed.unwrap_or_else(ids::seed);
     let marks = message_ends(&rendered);
+    let image_tokens = measured.iter().map(|picture| picture.tokens).collect();
+    let pictures = match request.dry_run {
+        true => Vec::new(),
+        false => served.session.pictures(&rendered, measured)?,
+    };
     let is_raw = request.reasoning_format == ReasoningFormat::Raw;
     let facts = Facts {
         thinking: rendered.in_reasoning && !is_raw,
         seed,
         logprobs: request.logprobs,
         marks: marks.clone(),
+        image_tokens,
         prompt_ids: rendered.ids.as_slice().into(),
         prompt_text: rendered.text.as_str().into(),
         params: params.clone(),
     };
     let reply = ReplyOptions { in_reasoning: rendered.in_reasoning, raw_reasoning: is_raw, tools };
     let job = Job {
-        prompts: vec![Prompt { ids: rendered.ids, marks }],
+        prompts: vec![Prompt { ids: rendered.ids, marks, pictures }],
         choices: params.n.unwrap_or(1),
         sampling: params.sampling(&served.sampling, seed),
         max_tokens: request.max_completion_tokens,
@@ -140,13 +149,10 @@ fn render(
     served: &Served,
     request: &mut ChatRequest,
     tools: &Arc<[Tool]>,
-) -> Result<Rendered, ApiError> {
+) -> Result<(Rendered, Vec<Measured>), ApiError> {
     let messages: Vec<Message> = std::mem::take(&mut request.messages);
     let history = History::new(messages, app.settings().late_system)?;
-    if let Some(image) = history.images().first() {
-        let detail = "pictures are not supported by this model as it is loaded; send text only";
-        return Err(ApiError::unsupported(image.path.clone(), detail));
-    }
+    let pictures = measure(served.session.vision(), history.images())?;
     let mut kwargs = app.settings().template_kwargs.clone();
     kwargs.extend(std::mem::take(&mut request.chat_template_kwargs));
     let preserve = kwargs.shift_remove("preserve_thinking").and_then(|preserve| preserve.as_bool());
@@ -160,7 +166,9 @@ fn render(
         now_seconds: now_seconds() as i64,
     };
     let text = served.session.text();
-    Ok(text.template.render(&text.tokenizer, &history, &options)?)
+    let mut rendered = text.template.render(&text.tokenizer, &history, &options)?;
+    expand(&mut rendered, &pictures);
+    Ok((rendered, pictures))
 }
 
 /// Puts the client's own name and index of a message into the path of an error: other dialects make several

@@ -86,7 +86,7 @@ pub(crate) fn prepare(asked: &Asked, request: CompletionRequest) -> Result<Prepa
     let echoed = request.logprobs.filter(|_| request.echo);
     // Raw text: nothing is reasoning and nothing is a call.
     let reply = ReplyOptions { in_reasoning: false, raw_reasoning: true, tools: Arc::default() };
-    let prompt = |ids: &Vec<u32>| Prompt { ids: ids.clone(), marks: Vec::new() };
+    let prompt = |ids: &Vec<u32>| Prompt { ids: ids.clone(), ..Prompt::default() };
     let job = Job {
         prompts: request.prompt.iter().map(prompt).collect(),
         choices: params.n.unwrap_or(1),
@@ -105,6 +105,7 @@ pub(crate) fn prepare(asked: &Asked, request: CompletionRequest) -> Result<Prepa
         notes,
     };
     let facts = Facts {
+        image_tokens: Vec::new(),
         thinking: false,
         seed,
         logprobs: request.logprobs.is_some(),

@@ -51,6 +51,7 @@ async fn answer(
     body: Body,
     route: Route,
 ) -> Result<Response, ApiError> {
+    let headers = body::assume_json(headers);
     let asked = Asked::read(app, context, &headers, body).await?;
     let turn = asked.turn()?;
     let prepared = asked.prepare(move |asked| prepared(asked, route)).await?;
@@ -138,6 +139,7 @@ pub(crate) async fn show(
     body: Body,
 ) -> Result<Response, ApiError> {
     let served = app.loaded()?;
+    let headers = body::assume_json(headers);
     body::object(&body::read(&headers, body, &app.settings().limits).await?)?;
     let facts = Map::from_iter([
         ("general.architecture".to_owned(), FAMILY.into()),

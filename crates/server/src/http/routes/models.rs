@@ -75,6 +75,9 @@ pub(crate) async fn one(State(app): State<App>, Path(id): Path<String>) -> Resul
 
 fn view(app: &App, served: &Served) -> ModelView {
     let mut capabilities = vec!["chat", "completion", "tools", "thinking"];
+    if served.session.vision().is_some() {
+        capabilities.push("vision");
+    }
     if served.grammar.is_some() {
         capabilities.push("structured");
     }

@@ -33,7 +33,6 @@ pub(crate) struct TokenizeRequest {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Tokens {
     /// Ids, or with `with_pieces` objects.
-    #[schema(value_type = Vec<u32>)]
     pub tokens: TokenList,
     /// How many.
     pub count: usize,
@@ -42,7 +41,7 @@ pub(crate) struct Tokens {
 }
 
 /// Ids, or more about each.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum TokenList {
     /// Ids.

@@ -1,11 +1,12 @@
 //! What the server adds to its engine, on one machine with its clients:
 //!
-//!     cargo run --release -p server --example overhead -- [fake|demo] [--streams N] [--rounds N]
+//!     cargo run --release -p server --example serving -- [fake|demo] [--streams N] [--rounds N]
 //!
 //! `fake` is the fake model with a step of 5 ms, `demo` the model in models/demo on the CPU. Streams ask one
 //! request after the other, through the engine alone and through HTTP in turn, so that a busy machine is the
-//! same for both. The added time to the first byte is that of the same request: from sending it to the
-//! first byte of content, less what the engine says it took to read the prompt.
+//! same for both. Time to the first byte is from sending a request to the first token in the one case and to
+//! the first byte of content in the other; replies have different lengths and requests come after pauses, so
+//! that they come at all times of a step.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use engine::fake::{FakeConfig, FakeCost, FakeDrafts, FakeModel, Pace};
 use engine::{DraftPolicy, Engine, Event, Handle, Request};
 use model::Model;
 use model::qwen3_5::{Settings as ModelSettings, open};
-use serde_json::{Value, json};
+use serde_json::json;
 use server::http::{App, Bind, Listener, ModelInfo, Settings, Typed, serve};
 use server::{Session, TextSide};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,11 +30,27 @@ use tokio::net::TcpStream;
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo");
 /// Time of a step of the fake model.
 const STEP: Duration = Duration::from_millis(5);
-/// Tokens of a reply.
-const TOKENS: usize = 128;
+/// Tokens of a reply, of the shortest and of the longest.
+const TOKENS: [usize; 2] = [96, 160];
 /// Requests of a stream in a round.
 const REQUESTS: usize = 4;
 const QUESTION: &str = "What is 37 + 58?";
+
+/// Tokens of a stream's request: the same ones through the engine and through the server.
+fn tokens(stream: usize, request: usize) -> usize {
+    TOKENS[0] + (stream * 29 + request * 17) % (TOKENS[1] - TOKENS[0] + 1)
+}
+
+/// Pause before a request: without it every request would come when a step has just begun.
+fn pause(stream: usize, request: usize) -> Duration {
+    STEP * ((stream * 37 + request * 61) % 100) as u32 / 100
+}
+
+/// What a round gave: tokens a second of all streams, and the milliseconds to each request's first byte.
+struct Round {
+    rate: f64,
+    first: Vec<f64>,
+}
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -86,62 +103,73 @@ fn model(args: &Args, vocabulary: usize) -> Result<Box<dyn Model>, Failed> {
     Ok(Box::new(FakeModel::new(config)))
 }
 
-/// Tokens a second of all streams through the engine alone.
-fn alone(engine: &Handle, prompt: &[u32], streams: usize) -> Result<f64, Failed> {
+/// All streams through the engine alone.
+fn alone(engine: &Handle, prompt: &[u32], streams: usize) -> Result<Round, Failed> {
     let start = Instant::now();
-    let stream = || -> Result<usize, Failed> {
-        let mut count = 0;
-        for _ in 0..REQUESTS {
-            let mut request = Request::new(prompt.to_vec(), TOKENS);
+    let ask = |stream: usize| -> Result<(usize, Vec<f64>), Failed> {
+        let (mut count, mut first) = (0, Vec::new());
+        for number in 0..REQUESTS {
+            let mut request = Request::new(prompt.to_vec(), tokens(stream, number));
             request.cache = false;
             request.sampling.ignore_eos = true;
             request.drafting.policy = DraftPolicy::Off;
             let (sender, events) = channel();
+            std::thread::sleep(pause(stream, number));
+            let sent = Instant::now();
             let _ticket = engine.submit(request, Box::new(move |event| drop(sender.send(event))))?;
+            let mut time = None;
             for event in events {
                 match event {
-                    Event::Tokens { tokens, .. } => count += tokens.len(),
+                    Event::Tokens { tokens, .. } => {
+                        count += tokens.len();
+                        time.get_or_insert_with(|| sent.elapsed().as_secs_f64() * 1e3);
+                    }
                     Event::Finished { .. } => break,
                     _ => {}
                 }
             }
+            first.extend(time);
         }
-        Ok(count)
+        Ok((count, first))
     };
-    let counts = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..streams).map(|_| scope.spawn(stream)).collect();
+    let all = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..streams).map(|number| scope.spawn(move || ask(number))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
     })?;
-    Ok(counts.iter().sum::<usize>() as f64 / start.elapsed().as_secs_f64())
+    let count: usize = all.iter().map(|(count, _)| count).sum();
+    let first = all.into_iter().flat_map(|(_, first)| first).collect();
+    Ok(Round { rate: count as f64 / start.elapsed().as_secs_f64(), first })
 }
 
-/// Tokens a second through HTTP, and the added milliseconds to the first byte of each request.
-async fn served(address: &str, streams: usize) -> Result<(f64, Vec<f64>), Failed> {
+/// The same through HTTP.
+async fn served(address: &str, streams: usize) -> Result<Round, Failed> {
     let start = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..streams {
+    for stream in 0..streams {
         let address = address.to_owned();
         tasks.spawn(async move {
             let mut socket = TcpStream::connect(address).await?;
-            let mut added = Vec::new();
-            for _ in 0..REQUESTS {
-                added.push(ask(&mut socket).await?);
+            let mut first = Vec::new();
+            for request in 0..REQUESTS {
+                tokio::time::sleep(pause(stream, request)).await;
+                first.push(ask(&mut socket, tokens(stream, request)).await?);
             }
-            Ok::<_, Failed>(added)
+            Ok::<_, Failed>(first)
         });
     }
-    let mut added = Vec::new();
+    let mut first = Vec::new();
     while let Some(ended) = tasks.join_next().await {
-        added.extend(ended??);
+        first.extend(ended??);
     }
-    Ok(((streams * REQUESTS * TOKENS) as f64 / start.elapsed().as_secs_f64(), added))
+    let count: usize = (0..streams * REQUESTS).map(|at| tokens(at / REQUESTS, at % REQUESTS)).sum();
+    Ok(Round { rate: count as f64 / start.elapsed().as_secs_f64(), first })
 }
 
-/// One streamed request on a connection that is kept; the added milliseconds to its first byte of content.
-async fn ask(socket: &mut TcpStream) -> Result<f64, Failed> {
+/// One streamed request on a connection that is kept; the milliseconds to its first byte of content.
+async fn ask(socket: &mut TcpStream, tokens: usize) -> Result<f64, Failed> {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": QUESTION}], "stream": true,
-        "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0, "reasoning_effort": "none",
-        "cache_prompt": false, "clary": {"timings": true}});
+        "max_tokens": tokens, "ignore_eos": true, "temperature": 0, "reasoning_effort": "none",
+        "cache_prompt": false});
     let body = body.to_string();
     let length = body.len();
     let head = format!(
@@ -163,13 +191,7 @@ async fn ask(socket: &mut TcpStream) -> Result<f64, Failed> {
             first = Some(start.elapsed());
         }
     }
-    let first = first.ok_or("a reply without content")?;
-    let last = text.lines().rev().find_map(|line| line.strip_prefix("data: {")).ok_or("no event")?;
-    let event: Value = serde_json::from_str(&format!("{{{last}"))?;
-    let timings = &event["clary"]["timings"];
-    let engine =
-        timings["queue_ms"].as_f64().unwrap_or(f64::NAN) + timings["prefill_ms"].as_f64().unwrap_or(f64::NAN);
-    Ok(first.as_secs_f64() * 1e3 - engine)
+    Ok(first.ok_or("a reply without content")?.as_secs_f64() * 1e3)
 }
 
 fn at(values: &mut [f64], percent: usize) -> f64 {
@@ -196,28 +218,37 @@ fn run(args: &Args) -> Result<(), Failed> {
     let address = listener.address().trim_start_matches("http://").to_owned();
     let (_orders, received) = tokio::sync::mpsc::channel(1);
     runtime.spawn(serve(listener, app, received));
-    let (mut engines, mut servers, mut losses, mut added) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut engines, mut servers, mut losses) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut before, mut after) = (Vec::new(), Vec::new());
     for round in 0..=args.rounds {
         let engine = alone(&engine, &prompt, args.streams)?;
-        let (server, more) = runtime.block_on(served(&address, args.streams))?;
+        let server = runtime.block_on(served(&address, args.streams))?;
         // The first round warms up.
         if round > 0 {
-            engines.push(engine);
-            servers.push(server);
-            losses.push(100.0 * (1.0 - server / engine));
-            added.extend(more);
+            engines.push(engine.rate);
+            servers.push(server.rate);
+            losses.push(100.0 * (1.0 - server.rate / engine.rate));
+            before.extend(engine.first);
+            after.extend(server.first);
         }
     }
     let name = if args.demo { "demo model on the CPU" } else { "fake model, 5 ms a step" };
-    println!("{name}, {} streams, {TOKENS} tokens a reply, {} rounds", args.streams, args.rounds);
-    println!("engine alone         {:8.1} tok/s (median)", at(&mut engines, 50));
-    println!("through the server   {:8.1} tok/s (median)", at(&mut servers, 50));
-    println!("loss                 {:8.2} %     (median of the rounds)", at(&mut losses, 50));
+    let (streams, rounds, requests) = (args.streams, args.rounds, before.len());
+    println!("{name}, {streams} streams, {rounds} rounds, {requests} requests each way; medians");
     println!(
-        "added to first byte  {:8.2} ms    (median; 95 % {:.2} ms, {} requests)",
-        at(&mut added.clone(), 50),
-        at(&mut added, 95),
-        args.streams * REQUESTS * args.rounds
+        "engine alone        {:8.1} tok/s  first token {:6.2} ms",
+        at(&mut engines, 50),
+        at(&mut before, 50)
+    );
+    println!(
+        "through the server  {:8.1} tok/s  first byte  {:6.2} ms",
+        at(&mut servers, 50),
+        at(&mut after, 50)
+    );
+    println!(
+        "loss                {:8.2} %      added       {:6.2} ms",
+        at(&mut losses, 50),
+        at(&mut after, 50) - at(&mut before, 50)
     );
     Ok(())
 }

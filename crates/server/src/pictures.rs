@@ -1,0 +1,274 @@
+//! Pictures of a chat: from `data:` URLs to what the engine takes (`docs/api.md` 3.3).
+//!
+//! [`Vision::measure`] looks at headers only: it gives the tokens of each picture, which is a function of its size, and
+//! refuses what is too large before memory is taken. [`Vision::prepare`] decodes, on a few threads of its own.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use picture::{
+    Busy, Limits, PictureError, Prepared, Preprocessor, PreprocessorError, Workers, prepare, size,
+};
+use text::{HistoryImage, Rendered};
+
+/// Tokens of a picture whose `detail` is `low`, at most.
+pub const LOW_DETAIL_TOKENS: usize = 256;
+/// Most pictures of a request.
+pub const PICTURES_MAX: usize = 32;
+/// Threads that decode. Each may hold a picture of the largest size.
+const THREADS: usize = 2;
+/// Pictures that may wait for a thread: those of a few requests.
+const WAITING_MAX: usize = 4 * PICTURES_MAX;
+
+/// Base64 of the standard alphabet, padding optional.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// How pictures are read.
+#[derive(Clone, Debug)]
+pub struct VisionSettings {
+    /// The checkpoint's preprocessing.
+    pub preprocessor: Preprocessor,
+    /// Most tokens of a picture.
+    pub tokens_max: usize,
+    /// What shows through transparent places.
+    pub background: [u8; 3],
+}
+
+impl VisionSettings {
+    /// The checkpoint's own: `preprocessor_config.json` as JSON, white behind transparency, at most `tokens` a picture.
+    pub fn new(json: &serde_json::Value, tokens: Option<usize>) -> Result<Self, PreprocessorError> {
+        let preprocessor = Preprocessor::from_json(json)?;
+        let preprocessor = tokens.map_or(preprocessor.clone(), |tokens| preprocessor.with_tokens(tokens));
+        Ok(Self { tokens_max: preprocessor.tokens_max(), preprocessor, background: [255; 3] })
+    }
+}
+
+/// What makes pictures ready for the model.
+pub struct Vision {
+    settings: VisionSettings,
+    limits: Limits,
+    workers: Workers,
+}
+
+/// Why a picture is refused, and where it stands in the request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}")]
+pub struct PictureFault {
+    /// Path of its part in the request.
+    pub path: String,
+    /// What is wrong.
+    pub problem: PictureProblem,
+}
+
+/// What is wrong with a picture.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PictureProblem {
+    /// The model runs without its vision tower, or has none.
+    #[error("pictures are not supported by this model as it is loaded; send text only")]
+    NoVision,
+    /// More than one request may have.
+    #[error("{found} pictures; a request may have {PICTURES_MAX}")]
+    TooMany {
+        /// Pictures of the request.
+        found: usize,
+    },
+    /// A link.
+    #[error("pictures are not fetched by this server; send a data:image/...;base64 URL")]
+    Remote,
+    /// Neither a link nor a data URL.
+    #[error("expected a data:image/TYPE;base64,... URL")]
+    Url,
+    /// Characters that are not base64.
+    #[error("the data URL is not base64: {reason}")]
+    Base64 {
+        /// What and where.
+        reason: String,
+    },
+    /// An unknown `detail`.
+    #[error("detail is {found:?}; low, high or auto is expected")]
+    Detail {
+        /// What was given.
+        found: String,
+    },
+    /// The picture itself.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
+    /// Too many pictures are being decoded.
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    /// A fault of this program.
+    #[error("a fault while the picture was decoded")]
+    Fault,
+}
+
+/// A picture whose header was read.
+pub struct Measured {
+    path: String,
+    bytes: Vec<u8>,
+    preprocessor: Preprocessor,
+    /// Tokens in the prompt.
+    pub tokens: usize,
+}
+
+impl Vision {
+    /// Starts the threads.
+    pub fn new(settings: VisionSettings) -> std::io::Result<Self> {
+        Ok(Self { settings, limits: Limits::default(), workers: Workers::new(THREADS, WAITING_MAX)? })
+    }
+
+    /// How pictures are read.
+    pub fn settings(&self) -> &VisionSettings {
+        &self.settings
+    }
+
+    /// Reads the header of every picture.
+    pub fn measure(&self, images: &[HistoryImage]) -> Result<Vec<Measured>, PictureFault> {
+        if let Some(extra) = images.get(PICTURES_MAX) {
+            let problem = PictureProblem::TooMany { found: images.len() };
+            return Err(PictureFault { path: extra.path.clone(), problem });
+        }
+        let one = |image: &HistoryImage| {
+            self.measured(image).map_err(|problem| PictureFault { path: image.path.clone(), problem })
+        };
+        images.iter().map(one).collect()
+    }
+
+    fn measured(&self, image: &HistoryImage) -> Result<Measured, PictureProblem> {
+        let preprocessor = match image.image.detail.as_deref() {
+            None | Some("auto" | "high") => self.settings.preprocessor.clone(),
+            Some("low") => self.settings.preprocessor.with_tokens(LOW_DETAIL_TOKENS),
+            Some(other) => {
+                let found = other.chars().take(40).collect();
+                return Err(PictureProblem::Detail { found });
+            }
+        };
+        let bytes = self.bytes(&image.image.url)?;
+        let (width, height) = size(&bytes, &self.limits)?;
+        let tokens = preprocessor.tokens(width, height)?;
+        Ok(Measured { path: image.path.clone(), bytes, preprocessor, tokens })
+    }
+
+    /// Bytes of a data URL.
+    fn bytes(&self, url: &str) -> Result<Vec<u8>, PictureProblem> {
+        if url.starts_with("http:") || url.starts_with("https:") {
+            return Err(PictureProblem::Remote);
+        }
+        let data = url.strip_prefix("data:image/").ok_or(PictureProblem::Url)?;
+        let (kind, data) = data.split_once(";base64,").ok_or(PictureProblem::Url)?;
+        if kind.is_empty() || kind.contains(',') {
+            return Err(PictureProblem::Url);
+        }
+        // Four characters are three bytes: refused before they are decoded.
+        let most = data.len() / 4 * 3;
+        if most > self.limits.bytes_max + 3 {
+            return Err(PictureError::Bytes { found: most, max: self.limits.bytes_max }.into());
+        }
+        BASE64.decode(data).map_err(|error| PictureProblem::Base64 { reason: error.to_string() })
+    }
+
+    /// Decodes, resizes and cuts the pictures, in order. Waits for the threads.
+    pub fn prepare(&self, pictures: Vec<Measured>) -> Result<Vec<Arc<engine::Picture>>, PictureFault> {
+        let background = self.settings.background;
+        let limits = self.limits;
+        let queued = pictures.into_iter().map(|Measured { path, bytes, preprocessor, .. }| {
+            let ticket = self.workers.run(move || prepare(&bytes, &limits, background, &preprocessor));
+            (path, ticket)
+        });
+        // All are queued before the first is waited for.
+        let queued: Vec<_> = queued.collect();
+        let done = queued.into_iter().map(|(path, ticket)| {
+            let prepared = ticket.map_err(PictureProblem::from).and_then(|ticket| {
+                let prepared = ticket.wait().ok_or(PictureProblem::Fault)?;
+                Ok(prepared?)
+            });
+            prepared
+                .map(|prepared| Arc::new(shown(prepared)))
+                .map_err(|problem| PictureFault { path, problem })
+        });
+        done.collect()
+    }
+}
+
+/// The engine's form of a prepared picture.
+fn shown(prepared: Prepared) -> engine::Picture {
+    let Prepared { grid, patches, levels, digest, .. } = prepared;
+    engine::Picture { grid, patches, levels: Box::new(levels), digest }
+}
+
+/// Makes room in a rendered prompt for its pictures. Gives where each begins.
+pub(crate) fn expand(rendered: &mut Rendered, pictures: &[Measured]) -> Vec<usize> {
+    let tokens: Vec<usize> = pictures.iter().map(|picture| picture.tokens).collect();
+    rendered.expand_images(&tokens);
+    rendered.image_positions.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use text::Image;
+
+    use super::*;
+
+    /// A white pixel.
+    const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEA\
+                       sTj2FAAAAABJRU5ErkJggg==";
+
+    fn vision() -> Vision {
+        Vision::new(VisionSettings::new(&serde_json::json!({}), None).unwrap()).unwrap()
+    }
+
+    fn measure(url: &str, detail: Option<&str>) -> Result<Vec<Measured>, PictureFault> {
+        let image = Image { url: url.into(), detail: detail.map(str::to_owned) };
+        vision().measure(&[HistoryImage { path: "messages[0].content[1]".into(), image }])
+    }
+
+    #[test]
+    fn each_fault_has_its_words() {
+        for (url, detail, words) in [
+            ("https://example.com/a.png", None, "not fetched"),
+            ("http://127.0.0.1/a.png", None, "not fetched"),
+            ("file:///etc/passwd", None, "expected a data:image/TYPE;base64"),
+            ("data:text/plain;base64,AAAA", None, "expected a data:image"),
+            ("data:image/png,abc", None, "expected a data:image"),
+            ("data:image/png;base64,AA AA", None, "not base64"),
+            ("data:image/png;base64,AAAA", None, "not a picture"),
+            ("data:image/png;base64,_-__", None, "not base64"),
+            (&format!("data:image/png;base64,{PNG}"), Some("huge"), "low, high or auto"),
+        ] {
+            let fault = measure(url, detail).err().expect(url);
+            assert!(fault.to_string().starts_with("messages[0].content[1]: "), "{fault}");
+            assert!(fault.to_string().contains(words), "{fault}");
+        }
+        let long = format!("data:image/png;base64,{}", "A".repeat(28 << 20));
+        let fault = measure(&long, None).err().expect("too long");
+        assert!(matches!(fault.problem, PictureProblem::Picture(PictureError::Bytes { .. })), "{fault}");
+    }
+
+    #[test]
+    fn pictures_are_measured_and_prepared() {
+        for url in [
+            format!("data:image/png;base64,{PNG}"),
+            format!("data:image/gif;base64,{}", PNG.trim_end_matches('=')),
+        ] {
+            let measured = measure(&url, Some("high")).unwrap();
+            assert_eq!(measured[0].tokens, 64);
+            let pictures = vision().prepare(measured).unwrap();
+            assert_eq!((pictures[0].grid, pictures[0].count()), ([1, 16, 16], 256));
+            assert!(pictures[0].patches.iter().all(|level| *level == 255));
+        }
+    }
+
+    #[test]
+    fn a_request_has_so_many_pictures() {
+        let image = Image { url: format!("data:image/png;base64,{PNG}"), detail: None };
+        let image = |at: usize| HistoryImage { path: format!("{at}"), image: image.clone() };
+        let images: Vec<HistoryImage> = (0..PICTURES_MAX + 1).map(image).collect();
+        assert_eq!(vision().measure(&images[1..]).unwrap().len(), PICTURES_MAX);
+        let fault = vision().measure(&images).err().unwrap();
+        assert_eq!((fault.path.as_str(), fault.problem), ("32", PictureProblem::TooMany { found: 33 }));
+    }
+}

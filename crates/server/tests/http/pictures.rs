@@ -1,0 +1,188 @@
+//! Pictures in every dialect: counted, cached by content, refused each in its own way (`docs/api.md` 3.3).
+
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::support::{MODEL, Server, Setup};
+
+fn seeing() -> Server {
+    Server::with(Setup { vision: true, ..Setup::default() })
+}
+
+fn file(name: &str) -> Vec<u8> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/eval/images");
+    std::fs::read(Path::new(path).join(name)).unwrap()
+}
+
+fn url(bytes: &[u8]) -> String {
+    format!("data:image/png;base64,{}", STANDARD.encode(bytes))
+}
+
+/// A PNG header that declares this size, and nothing behind it.
+fn header(width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
+    bytes.extend([width.to_be_bytes(), height.to_be_bytes()].concat());
+    bytes.extend([8, 2, 0, 0, 0]);
+    let mut crc = u32::MAX;
+    for byte in &bytes[12..] {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+        }
+    }
+    bytes.extend((!crc).to_be_bytes());
+    bytes.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
+    bytes
+}
+
+fn part(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+fn ask(parts: &[Value]) -> Value {
+    let text = json!({"type": "text", "text": "What is this?"});
+    let content: Vec<Value> = parts.iter().cloned().chain([text]).collect();
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pictures_are_counted_and_cached_by_content() {
+    let server = seeing();
+    let (one, other) = (url(&file("dev-248-0.png")), url(&file("dev-249-0.png")));
+    let text = server.chat(json!({"max_tokens": 4})).await.ok();
+    assert_eq!(text["usage"]["prompt_tokens_details"]["image_tokens"], 0);
+    let dry = |parts: &[Value]| {
+        let mut fields = ask(parts);
+        fields["dry_run"] = true.into();
+        fields
+    };
+    let counted = server.chat(dry(&[part(&one), part(&other)])).await.ok();
+    let tokens: Vec<u64> =
+        counted["image_tokens"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    assert!(tokens.len() == 2 && tokens.iter().all(|n| *n >= 4), "{counted}");
+    let first = server.chat(ask(&[part(&one), part(&other)])).await.ok();
+    let usage = &first["usage"];
+    assert_eq!(usage["prompt_tokens_details"]["image_tokens"], tokens.iter().sum::<u64>());
+    assert_eq!(usage["prompt_tokens"], counted["prompt_tokens"]);
+    let again = server.chat(ask(&[part(&one), part(&other)])).await.ok();
+    let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert_eq!(cached(&again), usage["prompt_tokens"].as_u64().unwrap() - 1);
+    assert_eq!(again["choices"], first["choices"]);
+    // The same ids, other pictures.
+    let swapped = server.chat(ask(&[part(&other), part(&one)])).await.ok();
+    assert!(cached(&swapped) < 20, "{swapped}");
+    let counters = server.engine.status().counters;
+    assert_eq!(counters.pictures_encoded, 2, "{counters:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn detail_low_has_fewer_tokens() {
+    let server = seeing();
+    let bytes = file("dev-248-0.png");
+    let tokens = async |width: u32, detail: &str| {
+        let mut fields = ask(&[json!({"type": "image_url",
+            "image_url": {"url": url(&wide(&bytes, width)), "detail": detail}})]);
+        fields["dry_run"] = true.into();
+        server.chat(fields).await.ok()["image_tokens"][0].as_u64().unwrap()
+    };
+    assert_eq!((tokens(640, "high").await, tokens(640, "auto").await), (320, 320));
+    assert!(tokens(640, "low").await <= 256);
+}
+
+/// A header of `width` x 512 in front of other bytes: enough to be measured.
+fn wide(bytes: &[u8], width: u32) -> Vec<u8> {
+    let head = header(width, 512);
+    [&head[..33], &bytes[33..]].concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_dialect_takes_pictures() {
+    let server = seeing();
+    let bytes = file("dev-250-0.png");
+    let (link, data) = (url(&bytes), STANDARD.encode(&bytes));
+    let plain = json!({"model": MODEL, "max_tokens": 3});
+    let with = |more: Value| {
+        let mut body = plain.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let image = json!({"type": "image", "source": source});
+    let text = json!({"type": "text", "text": "What?"});
+    let messages = with(json!({"messages": [{"role": "user", "content": [image, text]}]}));
+    let reply = server.post("/v1/messages", &messages).await.ok();
+    let whole = |usage: &Value| {
+        usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap_or(0)
+    };
+    let counted = server.post("/v1/messages/count_tokens", &messages).await.ok();
+    assert_eq!(counted["input_tokens"], whole(&reply["usage"]));
+    let input = json!([{"type": "message", "role": "user",
+        "content": [{"type": "input_image", "image_url": link}, {"type": "input_text", "text": "What?"}]}]);
+    let body = json!({"model": MODEL, "max_output_tokens": 3, "input": input});
+    let reply = server.post("/v1/responses", &body).await.ok();
+    assert_eq!(reply["usage"]["input_tokens"], counted["input_tokens"]);
+    let turn = json!({"role": "user", "content": "What?", "images": [data]});
+    let body = json!({"model": MODEL, "stream": false, "options": {"num_predict": 3}, "messages": [turn]});
+    let reply = server.post("/api/chat", &body).await.ok();
+    assert_eq!(reply["prompt_eval_count"], counted["input_tokens"]);
+    let body = json!({"model": MODEL, "stream": false, "options": {"num_predict": 3}, "prompt": "What?",
+        "images": [data]});
+    let reply = server.post("/api/generate", &body).await.ok();
+    assert_eq!(reply["prompt_eval_count"], counted["input_tokens"]);
+    // A picture in the result of a tool (T47).
+    let call = json!({"id": "c", "type": "function", "function": {"name": "shoot", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "Look."},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [part(&link)]}]);
+    let reply = server.chat(json!({"messages": messages, "max_tokens": 3})).await.ok();
+    assert!(reply["usage"]["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{reply}");
+    assert_eq!(server.engine.status().counters.pictures_encoded, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_bad_picture_has_its_answer() {
+    let server = seeing();
+    let good = file("dev-248-0.png");
+    let place = Some("messages[0].content[0]".to_owned());
+    let data = |bytes: &[u8]| part(&url(bytes));
+    for (bad, code) in [
+        (part("data:image/png;base64,%%%"), "invalid_image"),
+        (part("data:image/png,raw"), "invalid_image"),
+        (part("file:///etc/passwd"), "invalid_image"),
+        (data(b"<svg/>"), "invalid_image"),
+        (data(&good[..good.len() / 2]), "invalid_image"),
+        (data(&header(401, 2)), "invalid_image"),
+        (data(&header(0, 5)), "invalid_image"),
+        (data(&header(20_000, 20_000)), "image_too_large"),
+        (data(&header(10_000, 10_000)), "image_too_large"),
+        (part("https://example.com/a.png"), "unsupported_parameter"),
+        (json!({"type": "image_url", "image_url": {"url": url(&good), "detail": "best"}}), "invalid_value"),
+    ] {
+        let answer = server.chat(ask(&[bad])).await;
+        assert_eq!(answer.error(), (400, code.to_owned(), place.clone()), "{}", answer.text());
+    }
+    let many: Vec<Value> = (0..33).map(|_| data(&good)).collect();
+    let answer = server.chat(ask(&many)).await;
+    assert_eq!(answer.error(), (400, "invalid_value".into(), Some("messages[0].content[32]".into())));
+    // More tokens than the context has: said before anything is decoded.
+    let several: Vec<Value> = (0..4).map(|_| data(&wide(&good, 640))).collect();
+    let (status, code, _) = server.chat(ask(&several)).await.error();
+    assert_eq!((status, code.as_str()), (400, "context_length_exceeded"));
+    let blind = Server::new();
+    let answer = blind.chat(ask(&[data(&good)])).await;
+    assert_eq!(answer.error(), (400, "unsupported_parameter".into(), place));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_possible_is_told() {
+    for (server, sees) in [(seeing(), true), (Server::new(), false)] {
+        let props = server.get("/props").await.ok();
+        assert_eq!(props["modalities"]["vision"], sees);
+        let models = server.get("/v1/models").await.ok();
+        let capabilities = models["data"][0]["capabilities"].as_array().unwrap();
+        assert_eq!(capabilities.contains(&"vision".into()), sees);
+    }
+}
