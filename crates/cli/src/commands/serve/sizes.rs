@@ -34,13 +34,9 @@ pub(crate) struct Sizes {
 }
 
 /// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
-<<<<<<< HEAD
-pub(crate) fn settle(weights: &Weights, args: &ServeArgs) -> Result<Sizes> {
-    let ask = Ask { weights, args, limit: memory::limit(args.model.memory_limit, &args.model.device) };
-=======
 pub(crate) fn settle(weights: &Weights, args: &ServeArgs, image_tokens: usize) -> Result<Sizes> {
-    let ask = Ask { weights, args, image_tokens, limit: memory::limit(args.model.memory_limit) };
->>>>>>> main
+    let limit = memory::limit(args.model.memory_limit, &args.model.device);
+    let ask = Ask { weights, args, image_tokens, limit };
     match args.work.cache_ram {
         CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
             Some(hint) if failure.exit == Exit::Memory && bytes > 0 && ask.with_cache(0).is_ok() => {
