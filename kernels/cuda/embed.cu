@@ -21,7 +21,8 @@ SHARED float embed_value(const Packed& table, uint output, uint col, uint cols) 
     uint code = plane_field<first>(step, lane, t, h, j);
     if (S::BITS > first) code |= plane_field<second>(step + 32 * first, lane, t, h, j) << first;
     uint group = col / S::GROUP;
-    const uchar* at = table.params + ((ulong)tile * (cols / S::GROUP) + group) * S::GROUP_BYTES + g * (S::GROUP_BYTES / 8);
+    const uchar* at =
+        table.params + ((ulong)tile * (cols / S::GROUP) + group) * S::GROUP_BYTES + g * (S::GROUP_BYTES / 8);
     float scale, bias = 0.0f;
     if (S::DTYPE == 2) {
         scale = ((const float*)at)[h];
@@ -46,8 +47,10 @@ extern "C" __global__ void embed(Packed table, float* out, uint cols, uint outpu
             typedef decltype(kind) K;
             if constexpr (K::DENSE) {
                 const uchar* weights = table.params + ((ulong)token * cols + col) * (K::DTYPE == 2 ? 4 : 2);
-                if (K::DTYPE == 2) value = *(const float*)weights;
-                else value = stored_float<K::DTYPE>(*(const ushort*)weights, 0);
+                if (K::DTYPE == 2)
+                    value = *(const float*)weights;
+                else
+                    value = stored_float<K::DTYPE>(*(const ushort*)weights, 0);
             } else {
                 value = embed_value<typename K::Stored>(table, token, col, cols);
             }

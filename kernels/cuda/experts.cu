@@ -1,10 +1,12 @@
-// Routed experts: out[pair] = down(silu(gate x) * up x) for each (row, pick) pair, docs/arithmetic.md, expert output.
+// Routed experts: out[pair] = down(silu(gate x) * up x) for each (row, pick) pair, docs/arithmetic.md, expert
+// output.
 //
-// Each expert's weights are read once for `chunk` pairs that chose it. With many rows `experts_sort` has listed the
-// pairs by expert. `experts_hidden` computes silu(gate x) * up x; `experts_down` quantizes it in its
-// prologue and multiplies by down. Grid x: blocks of outputs; y: pairs, of which the first that names an expert does
-// all of that expert's; or, with a list, experts. Inside a block the work is cut as linear_few.cuh says.
-// Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block, and the kinds of matrix of the layer.
+// Each expert's weights are read once for `chunk` pairs that chose it. With many rows `experts_sort` has
+// listed the pairs by expert. `experts_hidden` computes silu(gate x) * up x; `experts_down` quantizes it in
+// its prologue and multiplies by down. Grid x: blocks of outputs; y: pairs, of which the first that names an
+// expert does all of that expert's; or, with a list, experts. Inside a block the work is cut as
+// linear_few.cuh says. Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block,
+// and the kinds of matrix of the layer.
 #include "linear_few.cuh"
 
 struct ExpertMatrix {
@@ -26,8 +28,8 @@ struct ExpertArgs {
     ulong stride[3];               // bytes from expert to expert where all are stored alike, else 0
     uint kind[3], form[3];         // then: theirs
     uint pairs, k, experts;
-    uint listed;                   // 1: starts and order are there
-    uint chunk;                    // pairs at a time, at most ROWS
+    uint listed;  // 1: starts and order are there
+    uint chunk;   // pairs at a time, at most ROWS
     uint unused;
     FewPlaces places;
 };
@@ -52,8 +54,8 @@ struct Share {
 
 #define SHARE_MAX 256
 
-// Finds the block's pairs; false: nothing to do. `buffer`: SHARE_MAX words of shared memory, for the form without a
-// list; visible after a barrier.
+// Finds the block's pairs; false: nothing to do. `buffer`: SHARE_MAX words of shared memory, for the form
+// without a list; visible after a barrier.
 SHARED bool find_share(Share& share, const ExpertArgs& args, uint* buffer) {
     if (args.listed) {
         share.expert = blockIdx.y;
@@ -78,8 +80,8 @@ SHARED bool find_share(Share& share, const ExpertArgs& args, uint* buffer) {
     return true;
 }
 
-// Slice sums of all outputs, rows and slices of a block's tiles of one matrix, by all threads: parts [tile][slice][row
-// of ROWS][16]. Dense matrices have put their results there, as the only slice.
+// Slice sums of all outputs, rows and slices of a block's tiles of one matrix, by all threads: parts
+// [tile][slice][row of ROWS][16]. Dense matrices have put their results there, as the only slice.
 template <int INPUTS>
 SHARED void scale_all(float* parts, const uchar* smem, const FewPlaces& at, uint kind_number, uint first_tile,
                       const float* units, uint rows) {
@@ -93,8 +95,8 @@ SHARED void scale_all(float* parts, const uchar* smem, const FewPlaces& at, uint
             for_outputs<TILES, slices>(rows, [&](uint tile, uint slice, uint r, uint output) {
                 uint own = first_tile + tile;
                 parts[((tile * slices + slice) * ROWS + r) * 16 + output] = scale_slice<S, INPUTS>(
-                    exact + own * at.exact_bytes / 4, smem + at.params_at + own * at.param_bytes, units + r * groups,
-                    units + (ROWS + r) * groups, r, output, slice);
+                    exact + own * at.exact_bytes / 4, smem + at.params_at + own * at.param_bytes,
+                    units + r * groups, units + (ROWS + r) * groups, r, output, slice);
             });
         }
     });
@@ -111,7 +113,8 @@ SHARED bool is_dense(uint kind_number) {
     return dense;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1) experts_hidden(const __grid_constant__ ExpertArgs args) {
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
+    experts_hidden(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[SHARE_MAX];
     wait_for_launches_before();
@@ -120,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
     if (!find_share(share, args, buffer)) return;
     __syncthreads();
     const FewPlaces& at = args.places;
-    const uint steps = (EXPERT_WIDTH + STEP - 1) / STEP, jobs = (steps + JOB_STEPS - 1) / JOB_STEPS, warps = THREADS / 32;
+    const uint steps = (EXPERT_WIDTH + STEP - 1) / STEP, jobs = (steps + JOB_STEPS - 1) / JOB_STEPS,
+               warps = THREADS / 32;
     const uint slices = (EXPERT_WIDTH + 1023) / 1024, part = TILES * slices * ROWS * 16;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint last = (EXPERT_INNER + 15) / 16 - 1, first_tile = blockIdx.x * TILES;
@@ -166,7 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
                         for (uint four = i % jobs; four < 4; four += jobs) {
                             uint o = four * 4 + lane / 8, output = (first_tile + tile) * 16 + o;
                             float* to = parts + (which * TILES + tile) * slices * ROWS * 16 + o;
-                            dense_output<K::DTYPE>(m.weights.params, output, EXPERT_INNER, args.x, EXPERT_WIDTH, rows, lane,
+                            dense_output<K::DTYPE>(m.weights.params, output, EXPERT_INNER, args.x,
+                                                   EXPERT_WIDTH, rows, lane,
                                                    [&](uint n, float value) { to[n * 16] = value; });
                         }
                     }
@@ -181,10 +186,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
                 if constexpr (!K::DENSE) {
                     typedef typename K::Stored S;
                     for (uint tile = 0; first == 0 && tile < TILES; tile++)
-                        fetch_params<S, EXPERT_WIDTH>(smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
-                                               min(first_tile + tile, last));
+                        fetch_params<S, EXPERT_WIDTH>(
+                            smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
+                            min(first_tile + tile, last));
                     if (which == 0 || !shared)
-                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate, args.codes[m.form], rows);
+                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
+                                                             args.codes[m.form], rows);
                 }
             });
         }
@@ -198,14 +205,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
             uint output = (first_tile + tile) * 16 + o;
             const float* of = parts + tile * slices * ROWS * 16;
             float g = total(of, dense_gate, slices, r, o), u = total(of + part, dense_up, slices, r, o);
-            if (output < EXPERT_INNER) args.hidden[(ulong)rows.index[r] * EXPERT_INNER + output] = silu_exact(g) * u;
+            if (output < EXPERT_INNER)
+                args.hidden[(ulong)rows.index[r] * EXPERT_INNER + output] = silu_exact(g) * u;
         });
         __syncthreads();
     }
 }
 
-// Quantizes the hidden values of the block's pairs in groups of GROUP: codes where staged rows lie, units and code
-// sums [row][group]. By all threads; visible after a barrier.
+// Quantizes the hidden values of the block's pairs in groups of GROUP: codes where staged rows lie, units and
+// code sums [row][group]. By all threads; visible after a barrier.
 template <int GROUP>
 SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pairs) {
     const uint groups = EXPERT_INNER / GROUP, quads = EXPERT_INNER / 4;
@@ -236,18 +244,22 @@ SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pai
     }
 }
 
-// All of a block of experts_down whose matrix is grouped. Its weights were asked for before the launch before ended.
+// All of a block of experts_down whose matrix is grouped. Its weights were asked for before the launch before
+// ended.
 template <class S>
 SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed& m, uchar* smem) {
     typedef Job<S, EXPERT_INNER> J;
-    const uint jobs = J::JOBS, warps = THREADS / 32, slices = (EXPERT_INNER + 1023) / 1024, groups = EXPERT_INNER / S::GROUP;
+    const uint jobs = J::JOBS, warps = THREADS / 32, slices = (EXPERT_INNER + 1023) / 1024,
+               groups = EXPERT_INNER / S::GROUP;
     const FewPlaces& at = args.places;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint last = (EXPERT_WIDTH + 15) / 16 - 1, first_tile = blockIdx.x * TILES;
     J job;
-    if (warp < TILES * jobs) job.load_weights(m, min(first_tile + warp / jobs, last), warp % jobs * JOB_STEPS, lane);
+    if (warp < TILES * jobs)
+        job.load_weights(m, min(first_tile + warp / jobs, last), warp % jobs * JOB_STEPS, lane);
     for (uint tile = 0; tile < TILES; tile++)
-        fetch_params<S, EXPERT_INNER>(smem + at.params_at + tile * at.param_bytes, m, min(first_tile + tile, last));
+        fetch_params<S, EXPERT_INNER>(smem + at.params_at + tile * at.param_bytes, m,
+                                      min(first_tile + tile, last));
     copy_async_commit();
     wait_for_launches_before();
     start_next_launch();
@@ -271,10 +283,13 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
         const float* units = (const float*)(smem + at.units_at);
         for_outputs<TILES, slices>(pairs.count, [&](uint tile, uint slice, uint r, uint output) {
             uint o = (first_tile + tile) * 16 + output;
-            float sum = scale_slice<S, EXPERT_INNER>(exact + tile * at.exact_bytes / 4, smem + at.params_at + tile * at.param_bytes,
-                                              units + r * groups, units + (ROWS + r) * groups, r, output, slice);
-            if (slices > 1) parts[((tile * slices + slice) * ROWS + r) * 16 + output] = sum;
-            else if (o < EXPERT_WIDTH) args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + o] = 0.0f + sum;
+            float sum = scale_slice<S, EXPERT_INNER>(
+                exact + tile * at.exact_bytes / 4, smem + at.params_at + tile * at.param_bytes,
+                units + r * groups, units + (ROWS + r) * groups, r, output, slice);
+            if (slices > 1)
+                parts[((tile * slices + slice) * ROWS + r) * 16 + output] = sum;
+            else if (o < EXPERT_WIDTH)
+                args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + o] = 0.0f + sum;
         });
         if (slices == 1) continue;
         __syncthreads();
@@ -287,7 +302,8 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1) experts_down(const __grid_constant__ ExpertArgs args) {
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
+    experts_down(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[SHARE_MAX];
     // The picks were there before experts_hidden began, and it lets this launch begin only after that.
@@ -311,9 +327,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
                 Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
                 for (uint four = warp; four < TILES * 4; four += THREADS / 32) {
                     uint output = blockIdx.x * TILES * 16 + four * 4 + lane / 8;
-                    dense_output<K::DTYPE>(
-                        m.weights.params, output, EXPERT_WIDTH, args.hidden, EXPERT_INNER, pairs, lane,
-                        [&](uint n, float value) { args.out[(ulong)pairs.index[n] * EXPERT_WIDTH + output] = value; });
+                    dense_output<K::DTYPE>(m.weights.params, output, EXPERT_WIDTH, args.hidden, EXPERT_INNER,
+                                           pairs, lane, [&](uint n, float value) {
+                                               args.out[(ulong)pairs.index[n] * EXPERT_WIDTH + output] =
+                                                   value;
+                                           });
                 }
             }
         }

@@ -1,7 +1,7 @@
-// Routed experts, prompt form: tiles of rows that chose one expert, listed by `experts_sort` (experts.cu). Three
-// kernels: gate and up into scratch; silu(gate) * up and its codes; down. Compiled for the layer's kinds, none dense.
-// Grid of the products: x blocks of 128 outputs (of gate, then of up), y places of the tile list, of which only the
-// first tile_count are there.
+// Routed experts, prompt form: tiles of rows that chose one expert, listed by `experts_sort` (experts.cu).
+// Three kernels: gate and up into scratch; silu(gate) * up and its codes; down. Compiled for the layer's
+// kinds, none dense. Grid of the products: x blocks of 128 outputs (of gate, then of up), y places of the
+// tile list, of which only the first tile_count are there.
 #include "linear_prompt.cuh"
 
 struct ExpertMatrix {
@@ -43,7 +43,7 @@ SHARED bool find_tile(Tile& tile, const ExpertPromptArgs& args) {
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
-experts_gate_up(const __grid_constant__ ExpertPromptArgs args) {
+    experts_gate_up(const __grid_constant__ ExpertPromptArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     wait_for_launches_before();
     start_next_launch();
@@ -60,9 +60,10 @@ experts_gate_up(const __grid_constant__ ExpertPromptArgs args) {
     });
 }
 
-// silu(gate) * up of each pair and its codes in groups of INNER_GROUP. A thread has four values, INNER_GROUP / 4 lanes share a
-// group. Grid: pairs; INNER_GROUP divides `inner`.
-extern "C" __global__ void __launch_bounds__(256) experts_inner(const __grid_constant__ ExpertPromptArgs args) {
+// silu(gate) * up of each pair and its codes in groups of INNER_GROUP. A thread has four values, INNER_GROUP
+// / 4 lanes share a group. Grid: pairs; INNER_GROUP divides `inner`.
+extern "C" __global__ void __launch_bounds__(256)
+    experts_inner(const __grid_constant__ ExpertPromptArgs args) {
     wait_for_launches_before();
     start_next_launch();
     uint pair = blockIdx.x, groups = args.inner / INNER_GROUP;
@@ -97,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) experts_inner(const __grid_con
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
-experts_down_prompt(const __grid_constant__ ExpertPromptArgs args) {
+    experts_down_prompt(const __grid_constant__ ExpertPromptArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     wait_for_launches_before();
     start_next_launch();

@@ -1,7 +1,8 @@
 // Routed experts of many rows: which pairs each expert has. See experts.cu and experts_prompt.cu.
 #include "common.cuh"
 
-// Exclusive sums of `own` over the threads of a block, and the sum of all. All threads; `warp_sums`: 32 words.
+// Exclusive sums of `own` over the threads of a block, and the sum of all. All threads; `warp_sums`: 32
+// words.
 SHARED uint sums_before(uint own, uint* warp_sums, uint& all) {
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, up_to = own;
     for (uint h = 1; h < 32; h <<= 1) {
@@ -20,10 +21,11 @@ SHARED uint sums_before(uint own, uint* warp_sums, uint& all) {
     return before;
 }
 
-// Lists the pairs by expert: starts and order; and tiles of at most tile_rows pairs of one expert: count, 0, then
-// (expert, first place in `order`). One block; dynamic shared memory: experts words.
+// Lists the pairs by expert: starts and order; and tiles of at most tile_rows pairs of one expert: count, 0,
+// then (expert, first place in `order`). One block; dynamic shared memory: experts words.
 extern "C" __global__ void __launch_bounds__(1024)
-experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint pairs, uint experts, uint tile_rows) {
+    experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint pairs, uint experts,
+                 uint tile_rows) {
     extern __shared__ uint counts[];
     __shared__ uint warp_sums[32];
     wait_for_launches_before();
@@ -47,5 +49,6 @@ experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint pairs
     if (threadIdx.x == 0) starts[experts] = pairs, tiles[0] = listed;
     __syncthreads();
     // The order inside an expert does not matter: each pair is computed on its own.
-    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x) order[atomicAdd(&counts[ids[pair]], 1u)] = pair;
+    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x)
+        order[atomicAdd(&counts[ids[pair]], 1u)] = pair;
 }

@@ -1,9 +1,10 @@
-// linear, decode form: out = x W^T, several matrices over one input in one launch. Rows beyond ROWS go to further
-// blocks of grid y.
+// linear, decode form: out = x W^T, several matrices over one input in one launch. Rows beyond ROWS go to
+// further blocks of grid y.
 //
-// Compiled for ROWS (1, 8, 16, 32), WHOLE_SLICES (1: the form for more than 8 rows, or for streaming), COLS, THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x: blocks of all matrices one
-// after another. Block: `slices` warps a tile, several tiles (or 8 warps where there are more slices); a block of a
-// dense matrix has 4 outputs a warp.
+// Compiled for ROWS (1, 8, 16, 32), WHOLE_SLICES (1: the form for more than 8 rows, or for streaming), COLS,
+// THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x: blocks of all matrices
+// one after another. Block: `slices` warps a tile, several tiles (or 8 warps where there are more slices); a
+// block of a dense matrix has 4 outputs a warp.
 #include "linear_few.cuh"
 
 #define MATRICES_MAX 8
@@ -28,7 +29,8 @@ struct LinearArgs {
 
 // Small jobs: 1 to 8 rows.
 template <class S>
-SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block, uchar* smem) {
+SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block,
+                      uchar* smem) {
     typedef Job<S, COLS> J;
     const uint jobs = J::JOBS, warps = THREADS / 32, slices = (COLS + 1023) / 1024, groups = COLS / S::GROUP;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -39,7 +41,8 @@ SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& 
     if (warp < TILES * jobs)
         job.load_weights(target.weights, min(first_tile + warp / jobs, last), warp % jobs * JOB_STEPS, lane);
     for (uint tile = 0; tile < TILES; tile++)
-        fetch_params<S, COLS>(smem + at.params_at + tile * at.param_bytes, target.weights, min(first_tile + tile, last));
+        fetch_params<S, COLS>(smem + at.params_at + tile * at.param_bytes, target.weights,
+                              min(first_tile + tile, last));
     copy_async_commit();
     wait_for_launches_before();
     start_next_launch();
@@ -61,8 +64,9 @@ SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& 
     __syncthreads();
     float* parts = (float*)(smem + at.sums_at);
     for_outputs<TILES, slices>(rows.count, [&](uint tile, uint slice, uint r, uint output) {
-        float sum = scale_slice<S, COLS>(exact + tile * at.exact_bytes / 4, smem + at.params_at + tile * at.param_bytes,
-                                         units + r * groups, units + (ROWS + r) * groups, r, output, slice);
+        float sum = scale_slice<S, COLS>(exact + tile * at.exact_bytes / 4,
+                                         smem + at.params_at + tile * at.param_bytes, units + r * groups,
+                                         units + (ROWS + r) * groups, r, output, slice);
         parts[((tile * slices + slice) * ROWS + r) * 16 + output] = sum;
     });
     __syncthreads();
@@ -76,7 +80,8 @@ SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& 
 
 // Whole slices.
 template <class S>
-SHARED void grouped_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block, uchar* smem) {
+SHARED void grouped_block(const LinearArgs& args, const Target& target, const Rows& rows, uint block,
+                          uchar* smem) {
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     uint slices = args.slices, at_once = min(slices, warps), tiles = warps / at_once;
     uint local = warp / at_once, tile = block * tiles + local;
@@ -101,7 +106,8 @@ SHARED void grouped_block(const LinearArgs& args, const Target& target, const Ro
         uint row = i / (tiles * 16), at = i % (tiles * 16), output = block * tiles * 16 + at;
         const float* parts = (float*)(smem + args.places.sums_at) + at / 16 * slices * ROWS * 16;
         if (output < target.outputs)
-            target.out[(ulong)rows.row(row) * target.outputs + output] = add_slices(parts, slices, row, at % 16);
+            target.out[(ulong)rows.row(row) * target.outputs + output] =
+                add_slices(parts, slices, row, at % 16);
     }
 }
 
@@ -111,11 +117,13 @@ SHARED void dense_block(const LinearArgs& args, const Target& target, const Rows
     start_next_launch();
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     uint output = (block * warps + warp) * 4 + lane / 8;
-    dense_output<DTYPE>(target.weights.params, output, target.outputs, args.x, args.cols, rows, lane,
-                        [&](uint n, float value) { target.out[(ulong)rows.row(n) * target.outputs + output] = value; });
+    dense_output<DTYPE>(
+        target.weights.params, output, target.outputs, args.x, args.cols, rows, lane,
+        [&](uint n, float value) { target.out[(ulong)rows.row(n) * target.outputs + output] = value; });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && !WHOLE_SLICES ? 2 : 1) linear(const __grid_constant__ LinearArgs args) {
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && !WHOLE_SLICES ? 2 : 1)
+    linear(const __grid_constant__ LinearArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     uint which = 0;
     while (which + 1 < args.count && blockIdx.x >= args.targets[which + 1].first_block) which++;
@@ -124,8 +132,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && !WHOLE_S
     Rows rows = {nullptr, 1, first, min(args.rows - first, (uint)ROWS)};
     with_kind(target.kind, [&](auto kind) {
         typedef decltype(kind) K;
-        if constexpr (K::DENSE) dense_block<K::DTYPE>(args, target, rows, block);
-        else if constexpr (!WHOLE_SLICES) few_block<typename K::Stored>(args, target, rows, block, smem);
-        else grouped_block<typename K::Stored>(args, target, rows, block, smem);
+        if constexpr (K::DENSE)
+            dense_block<K::DTYPE>(args, target, rows, block);
+        else if constexpr (!WHOLE_SLICES)
+            few_block<typename K::Stored>(args, target, rows, block, smem);
+        else
+            grouped_block<typename K::Stored>(args, target, rows, block, smem);
     });
 }

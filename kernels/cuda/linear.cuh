@@ -1,11 +1,13 @@
-// Grouped matrices: packed layout, fragments and the product of one slice. docs/arithmetic.md, grouped matrix.
+// Grouped matrices: packed layout, fragments and the product of one slice. docs/arithmetic.md, grouped
+// matrix.
 //
-// Layout (crates/device/src/cuda/packing.rs writes it). A *tile* is 16 outputs, a *step* 64 inputs, a *slice* 16
-// steps. Lane l = 4 g + q of a warp owns, of outputs g and g + 8 and of each *unit* t of 32 inputs of a step, the
-// inputs 32 t + 8 q .. + 7: what mma.m16n8k16 wants of lane l when both operands permute k the same way. Codes lie
-// in bit planes of width 4, 2 or 1 (2 = 2, 3 = 2 + 1, 4 = 4, 5 = 4 + 1, 6 = 4 + 2, 8 = 4 + 4, low bits first):
-// [tile][step][plane][lane][width words]. Inputs come in pairs (2p, 2p + 1), the first in the low 16 bits of a
-// word, so that one mask yields two halves; pair p of unit t and half h (output g + 8 h) is field
+// Layout (crates/device/src/cuda/packing.rs writes it). A *tile* is 16 outputs, a *step* 64 inputs, a *slice*
+// 16 steps. Lane l = 4 g + q of a warp owns, of outputs g and g + 8 and of each *unit* t of 32 inputs of a
+// step, the inputs 32 t + 8 q .. + 7: what mma.m16n8k16 wants of lane l when both operands permute k the same
+// way. Codes lie in bit planes of width 4, 2 or 1 (2 = 2, 3 = 2 + 1, 4 = 4, 5 = 4 + 1, 6 = 4 + 2, 8 = 4 + 4,
+// low bits first): [tile][step][plane][lane][width words]. Inputs come in pairs (2p, 2p + 1), the first in
+// the low 16 bits of a word, so that one mask yields two halves; pair p of unit t and half h (output g + 8 h)
+// is field
 //   width 4: p of word 2 t + h;  width 2: p + 4 h of word t;  width 1: p + 4 h + 8 t of the one word.
 // Scales and biases as stored: [tile][group][g]{scale g, scale g + 8, bias g, bias g + 8}.
 #pragma once
@@ -24,19 +26,20 @@ struct Scheme {
     static const int STEP_WORDS = 32 * BITS_;
     static const int GROUP_BYTES = 8 * (AFFINE_ ? 4 : 2) * (DTYPE_ == 2 ? 4 : 2);
     static const int SLICE_GROUPS = 1024 / GROUP_;
-    // Bytes of a slice in shared memory: codes, then scales.
+    // Codes of a slice in shared memory; its scales follow them.
     static const int CODE_BYTES = SLICE_STEPS * STEP_WORDS * 4;
-    static const int SLICE_BYTES = CODE_BYTES + SLICE_GROUPS * GROUP_BYTES;
 };
 
-// A way of storing as a number: bits | dtype << 4 | affine << 6 | group << 8; bits 0 is dense. A file is compiled for
-// the KINDS ways that its launch mixes, KIND0, KIND1, ...
+// A way of storing as a number: bits | dtype << 4 | affine << 6 | group << 8; bits 0 is dense. A file is
+// compiled for the KINDS ways that its launch mixes, KIND0, KIND1, ...
 template <uint CODE>
 struct Kind {
     static const bool DENSE = (CODE & 15) == 0;
     static const int DTYPE = CODE >> 4 & 3;
     // Of dense ones only a placeholder.
-    typedef Scheme<(CODE & 15) == 0 ? 4 : CODE & 15, (CODE & 15) == 0 ? 64 : (CODE >> 8), (CODE >> 6 & 1) == 1, DTYPE> Stored;
+    typedef Scheme<(CODE & 15) == 0 ? 4 : CODE & 15, (CODE & 15) == 0 ? 64 : (CODE >> 8),
+                   (CODE >> 6 & 1) == 1, DTYPE>
+        Stored;
 };
 
 // f(Kind) of kind number `kind`.
@@ -83,8 +86,8 @@ struct UnitOf<true> {
 };
 
 SHARED void make_unit(float unit, float sum, Unit& out) { out = Unit{unit, sum * unit}; }
-// I = 16 I1 + I0 + 8 csum, with digits centered by 2^(BITS-5) and 8. As (16 (I1 + csum div 2) + (I0 + 8 (csum mod
-// 2)): both sums are integers of at most 2^24, so one fma rounds once.
+// I = 16 I1 + I0 + 8 csum, with digits centered by 2^(BITS-5) and 8. As (16 (I1 + csum div 2) + (I0 + 8 (csum
+// mod 2)): both sums are integers of at most 2^24, so one fma rounds once.
 SHARED void make_unit(float unit, float sum, WideUnit& out) {
     float high = floorf(sum * 0.5f);
     out = WideUnit{unit, sum * unit, high, 8.0f * (sum - 2.0f * high)};
@@ -113,8 +116,8 @@ constexpr __host__ __device__ uint half_constant(int numerator, int shift, bool 
     return h | h << 16;
 }
 
-// Field F of a plane's word, less CENTER, as two halves. Under the mask, 1024 + (field << at); the fma takes both
-// away exactly.
+// Field F of a plane's word, less CENTER, as two halves. Under the mask, 1024 + (field << at); the fma takes
+// both away exactly.
 template <int WIDTH, int F, int CENTER>
 SHARED uint digit(uint word) {
     const int place = WIDTH * F;
@@ -159,7 +162,8 @@ template <class S>
 SHARED void load_step(StepWords<S>& words, const uint* step, uint lane) {
     const int first = S::BITS >= 4 ? 4 : 2;
     load_plane<first>(words.w, step, lane);
-    if (S::BITS > first) load_plane<(S::BITS == 8 ? 4 : S::BITS == 6 ? 2 : 1)>(words.w + first, step + 32 * first, lane);
+    if (S::BITS > first)
+        load_plane<(S::BITS == 8 ? 4 : S::BITS == 6 ? 2 : 1)>(words.w + first, step + 32 * first, lane);
 }
 
 // A fragment of the digit's 16 outputs by 16 inputs (pairs 2 M, 2 M + 1 of unit T). HIGH: the upper digit.
@@ -172,7 +176,8 @@ SHARED void fragment(uint a[4], const StepWords<S>& s) {
     } else if (S::BITS == 3) {
         uint high = s.w[S::BITS - 1];
         a[0] = digit_3<p, p + 8 * T>(s.w[T], high), a[1] = digit_3<p + 4, p + 4 + 8 * T>(s.w[T], high);
-        a[2] = digit_3<p + 1, p + 1 + 8 * T>(s.w[T], high), a[3] = digit_3<p + 5, p + 5 + 8 * T>(s.w[T], high);
+        a[2] = digit_3<p + 1, p + 1 + 8 * T>(s.w[T], high),
+        a[3] = digit_3<p + 5, p + 5 + 8 * T>(s.w[T], high);
     } else if (!HIGH) {
         const uint* w = s.w + 2 * T;
         a[0] = digit<4, p, 8>(w[0]), a[1] = digit<4, p, 8>(w[1]);
@@ -194,14 +199,16 @@ SHARED void fragment(uint a[4], const StepWords<S>& s) {
 
 // d += a b on integers of halves: exact while sums stay within 2^24.
 SHARED void mma(float d[4], const uint a[4], uint b0, uint b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <int DTYPE>
 SHARED float stored_float(uint pair, int which) {
-    return DTYPE == 1 ? half_to_float((ushort)(which ? pair >> 16 : pair)) : FLOAT(which ? pair & 0xffff0000u : pair << 16);
+    return DTYPE == 1 ? half_to_float((ushort)(which ? pair >> 16 : pair))
+                      : FLOAT(which ? pair & 0xffff0000u : pair << 16);
 }
 
 // Scales of outputs g and g + 8 and what the sum of codes is multiplied by, of one group.
@@ -238,7 +245,9 @@ SHARED Scales load_scales(const uchar* params, uint group, uint g) {
 
 // The group's exact sum of one output and row; `high` is the upper digit's.
 SHARED float exact_sum(float low, float, const Unit&) { return low; }
-SHARED float exact_sum(float low, float high, const WideUnit& u) { return FMA(16.0f, high + u.high, low + u.low); }
+SHARED float exact_sum(float low, float high, const WideUnit& u) {
+    return FMA(16.0f, high + u.high, low + u.low);
+}
 
 // acc = fma(I, s u, acc), then fma(b', csum u, acc).
 template <class S, class U>
@@ -247,8 +256,8 @@ SHARED float scale_group(float acc, float low, float high, const U& u, float sca
     return S::AFFINE ? FMA(bias, u.sum_unit, acc) : acc;
 }
 
-// Copies say nothing about memory to the compiler, which may move reads of other stages across them; waits and barriers
-// do.
+// Copies say nothing about memory to the compiler, which may move reads of other stages across them; waits
+// and barriers do.
 SHARED void copy_async_16(void* to, const void* from) {
     uint at = (uint)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
@@ -271,13 +280,14 @@ struct Packed {
 
 #define QUARTER_STEPS 4
 
-// Starts the copies of one slice of one tile into the warp's shared memory, in four groups of four steps; scales
-// travel with the first. Always commits four groups.
+// Starts the copies of one slice of one tile into the warp's shared memory, in four groups of four steps;
+// scales travel with the first. Always commits four groups.
 template <class S>
 SHARED void fetch_slice(uchar* to, const Packed& m, uint tile, uint slice, uint cols, uint lane) {
     uint all_steps = (cols + STEP - 1) / STEP, groups = cols / S::GROUP;
     uint first = slice * SLICE_STEPS, steps = min(all_steps - first, (uint)SLICE_STEPS);
-    uint first_group = slice * S::SLICE_GROUPS, slice_groups = min(groups - first_group, (uint)S::SLICE_GROUPS);
+    uint first_group = slice * S::SLICE_GROUPS,
+         slice_groups = min(groups - first_group, (uint)S::SLICE_GROUPS);
     const uchar* codes = (const uchar*)(m.codes + ((ulong)tile * all_steps + first) * S::STEP_WORDS);
     const uchar* params = m.params + ((ulong)tile * groups + first_group) * S::GROUP_BYTES;
     for (uint at = lane * 16; at < slice_groups * S::GROUP_BYTES; at += 512)
@@ -294,8 +304,9 @@ SHARED void fetch_slice(uchar* to, const Packed& m, uint tile, uint slice, uint 
     }
 }
 
-// Products of a slice: 16 outputs by NT * 8 rows. ONE: only row 0 is wanted, and rows of the operand beyond the
-// last one repeat it. Values of a lane: [tile of 8 rows][output g: rows 2q, 2q+1; output g + 8: the same].
+// Products of a slice: 16 outputs by NT * 8 rows. ONE: only row 0 is wanted, and rows of the operand beyond
+// the last one repeat it. Values of a lane: [tile of 8 rows][output g: rows 2q, 2q+1; output g + 8: the
+// same].
 template <int NT, bool ONE>
 struct Sums {
     float v[NT][ONE ? 2 : 4];
@@ -314,17 +325,18 @@ struct Exact {
 };
 
 template <class S, int NT, bool ONE>
-SHARED void finish_group(Sums<NT, ONE>& sums, Exact<NT>& exact, const uchar* params, const typename UnitOf<S::WIDE>::Type* units,
-                         uint group, uint lane) {
+SHARED void finish_group(Sums<NT, ONE>& sums, Exact<NT>& exact, const uchar* params,
+                         const typename UnitOf<S::WIDE>::Type* units, uint group, uint lane) {
     Scales s = load_scales<S>(params, group, lane / 4);
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        const typename UnitOf<S::WIDE>::Type* u = units + group * (ONE ? 1 : NT * 8) + (ONE ? 0 : n * 8 + lane % 4 * 2);
+        const typename UnitOf<S::WIDE>::Type* u =
+            units + group * (ONE ? 1 : NT * 8) + (ONE ? 0 : n * 8 + lane % 4 * 2);
 #pragma unroll
         for (int i = 0; i < (ONE ? 2 : 4); i++) {
             const int value = ONE ? 2 * i : i, half = value / 2;
-            sums.v[n][i] = scale_group<S>(sums.v[n][i], exact.low[n][value], exact.high[n][value], u[value % 2],
-                                          s.scale[half], s.bias[half]);
+            sums.v[n][i] = scale_group<S>(sums.v[n][i], exact.low[n][value], exact.high[n][value],
+                                          u[value % 2], s.scale[half], s.bias[half]);
         }
     }
     exact.clear();
@@ -349,8 +361,9 @@ SHARED void multiply_unit(Exact<NT>& exact, const StepWords<S>& words, const uin
     }
 }
 
-// One slice, out of the warp's shared memory as `fetch_slice` fills it. `b[n]`: the lane's row of codes in row tile
-// n, at the slice's first input, shared or global memory. `units`: of the slice, [group][row] (ONE: [group]).
+// One slice, out of the warp's shared memory as `fetch_slice` fills it. `b[n]`: the lane's row of codes in
+// row tile n, at the slice's first input, shared or global memory. `units`: of the slice, [group][row] (ONE:
+// [group]).
 template <class S, int NT, bool ONE>
 SHARED void multiply_slice(Sums<NT, ONE>& sums, const uchar* weights, uint units_32, const uchar* const* b,
                            const typename UnitOf<S::WIDE>::Type* units, uint lane) {
@@ -360,10 +373,17 @@ SHARED void multiply_slice(Sums<NT, ONE>& sums, const uchar* weights, uint units
     uint steps = (units_32 + 1) / 2;
     for (uint quarter = 0; quarter < 4; quarter++) {
         switch (quarter) {
-            case 0: copy_async_wait<3>(); break;
-            case 1: copy_async_wait<2>(); break;
-            case 2: copy_async_wait<1>(); break;
-            default: copy_async_wait<0>();
+            case 0:
+                copy_async_wait<3>();
+                break;
+            case 1:
+                copy_async_wait<2>();
+                break;
+            case 2:
+                copy_async_wait<1>();
+                break;
+            default:
+                copy_async_wait<0>();
         }
         __syncwarp();
         uint end = min(steps, (quarter + 1) * QUARTER_STEPS);
@@ -382,7 +402,8 @@ SHARED void multiply_slice(Sums<NT, ONE>& sums, const uchar* weights, uint units
             multiply_unit<S, 1, NT>(exact, words, x);
             if (S::GROUP == 32) finish_group<S, NT, ONE>(sums, exact, params, units, 2 * step + 1, lane);
             if (S::GROUP == 64) finish_group<S, NT, ONE>(sums, exact, params, units, step, lane);
-            if (S::GROUP == 128 && step % 2 == 1) finish_group<S, NT, ONE>(sums, exact, params, units, step / 2, lane);
+            if (S::GROUP == 128 && step % 2 == 1)
+                finish_group<S, NT, ONE>(sums, exact, params, units, step / 2, lane);
         }
     }
 }

@@ -1,6 +1,6 @@
-// Blocks of the decode form: few rows, every weight read once. Each warp owns one tile and one slice, whose copies
-// to shared memory all start before the launch before has ended; slice sums meet in shared memory and are added
-// ascending. Shared by linear.cu and experts.cu.
+// Blocks of the decode form: few rows, every weight read once. Each warp owns one tile and one slice, whose
+// copies to shared memory all start before the launch before has ended; slice sums meet in shared memory and
+// are added ascending. Shared by linear.cu and experts.cu.
 #pragma once
 #include "linear.cuh"
 
@@ -15,7 +15,8 @@ struct InputCodes {
     const float* sums;
 };
 
-// Rows of a block: `index` divided by `divisor` names them (null: first, first + 1, ...); `count` is at least 1.
+// Rows of a block: `index` divided by `divisor` names them (null: first, first + 1, ...); `count` is at
+// least 1.
 struct Rows {
     const uint* index;
     uint divisor, first, count;
@@ -41,8 +42,8 @@ SHARED void stage_rows(uchar* smem, const Places& places, const InputCodes& in, 
 
 // Units of one slice, [group][row of ROWS], by one warp. Visible after __syncwarp.
 template <class S>
-SHARED void stage_units(typename UnitOf<S::WIDE>::Type* to, const InputCodes& in, const Rows& rows, uint slice, uint cols,
-                        uint lane) {
+SHARED void stage_units(typename UnitOf<S::WIDE>::Type* to, const InputCodes& in, const Rows& rows,
+                        uint slice, uint cols, uint lane) {
     uint groups = cols / S::GROUP, first = slice * S::SLICE_GROUPS;
     uint count = min(groups - first, (uint)S::SLICE_GROUPS);
     for (uint i = lane; i < S::SLICE_GROUPS * ROWS; i += 32) {
@@ -63,13 +64,15 @@ SHARED void put_sums(float* to, const Sums<ROW_TILES, ONE_ROW>& sums, uint lane)
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-        for (int i = 0; i < (ONE_ROW ? 2 : 4); i++) to[(n * 8 + 2 * q + i % 2) * 16 + g + i / 2 * 8] = sums.v[n][i];
+        for (int i = 0; i < (ONE_ROW ? 2 : 4); i++)
+            to[(n * 8 + 2 * q + i % 2) * 16 + g + i / 2 * 8] = sums.v[n][i];
 }
 
-// The product of one slice with staged rows, into `to` [row][16 outputs]. The warp's weights are on their way.
+// The product of one slice with staged rows, into `to` [row][16 outputs]. The warp's weights are on their
+// way.
 template <class S>
-SHARED void slice_block(float* to, uchar* smem, const Places& places, const InputCodes& in, const Rows& rows, uint slice,
-                        uint cols, uint warp, uint lane) {
+SHARED void slice_block(float* to, uchar* smem, const Places& places, const InputCodes& in, const Rows& rows,
+                        uint slice, uint cols, uint warp, uint lane) {
     typedef typename UnitOf<S::WIDE>::Type U;
     U* units = (U*)(smem + places.units_at + warp * places.unit_bytes);
     stage_units<S>(units, in, rows, slice, cols, lane);
@@ -87,8 +90,8 @@ SHARED void slice_block(float* to, uchar* smem, const Places& places, const Inpu
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
         for (int i = 0; i < (ONE_ROW ? 2 : 4); i++) sums.v[n][i] = 0.0f;
-    multiply_slice<S, ROW_TILES, ONE_ROW>(sums, smem + warp * places.warp_bytes, min(cols / 32 - slice * 32, 32u), b, units,
-                                          lane);
+    multiply_slice<S, ROW_TILES, ONE_ROW>(sums, smem + warp * places.warp_bytes,
+                                          min(cols / 32 - slice * 32, 32u), b, units, lane);
     put_sums(to, sums, lane);
 }
 
@@ -108,7 +111,8 @@ SHARED void load_weights(float w[8], const uchar* row, uint k, uint cols) {
         for (int i = 0; i < 8; i++) {
             float value = 0.0f;
             if (k + i < cols) {
-                if (DTYPE == 2) value = ((const float*)row)[k + i];
+                if (DTYPE == 2)
+                    value = ((const float*)row)[k + i];
                 else {
                     ushort bits = ((const ushort*)row)[k + i];
                     value = DTYPE == 1 ? half_to_float(bits) : bf16_to_float(bits);
@@ -153,7 +157,8 @@ SHARED void dense_dots(float out[R], const uchar* weights, const float* const* x
 #pragma unroll
         for (int h = 4; h > 0; h /= 2)
 #pragma unroll
-            for (int i = 0; i < 8; i++) lanes[r][i] = lanes[r][i] + __shfl_xor_sync(0xffffffffu, lanes[r][i], h);
+            for (int i = 0; i < 8; i++)
+                lanes[r][i] = lanes[r][i] + __shfl_xor_sync(0xffffffffu, lanes[r][i], h);
 #pragma unroll
         for (int h = 4; h > 0; h /= 2)
 #pragma unroll
@@ -162,11 +167,11 @@ SHARED void dense_dots(float out[R], const uchar* weights, const float* const* x
     }
 }
 
-// One output of a dense matrix for rows index(0..count) of x, [row][cols]; `put(n, value)` on one of 8 threads. All
-// 32 lanes of a warp call it together; `output` may lie beyond the last one.
+// One output of a dense matrix for rows index(0..count) of x, [row][cols]; `put(n, value)` on one of 8
+// threads. All 32 lanes of a warp call it together; `output` may lie beyond the last one.
 template <int DTYPE, class Put>
-SHARED void dense_output(const uchar* weights, uint output, uint outputs, const float* x, uint cols, const Rows& rows,
-                         uint lane, Put put) {
+SHARED void dense_output(const uchar* weights, uint output, uint outputs, const float* x, uint cols,
+                         const Rows& rows, uint lane, Put put) {
     const int R = ONE_ROW ? 1 : 4;
     uint t = lane % 8;
     const uchar* w = weights + (ulong)min(output, outputs - 1) * cols * (DTYPE == 2 ? 4 : 2);
@@ -175,8 +180,10 @@ SHARED void dense_output(const uchar* weights, uint output, uint outputs, const 
         float out[R];
 #pragma unroll
         for (int r = 0; r < R; r++) from[r] = x + (ulong)rows.row(min(first + r, rows.count - 1)) * cols;
-        if (cols % 8 == 0) dense_dots<DTYPE, R, true>(out, w, from, cols, t);
-        else dense_dots<DTYPE, R, false>(out, w, from, cols, t);
+        if (cols % 8 == 0)
+            dense_dots<DTYPE, R, true>(out, w, from, cols, t);
+        else
+            dense_dots<DTYPE, R, false>(out, w, from, cols, t);
         if (t == 0 && output < outputs)
 #pragma unroll
             for (int r = 0; r < R; r++)

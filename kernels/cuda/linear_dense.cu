@@ -1,9 +1,10 @@
 // linear, prompt form of dense matrices: an f32 fma dot over 64 lanes, lane = k mod 64, then the halving tree
 // (docs/arithmetic.md, dense matrix). Compiled for DENSE_DTYPE.
 //
-// 64 threads, one a lane, share 8 rows by 8 outputs; a block has 2 by 4 such groups: 16 rows by 32 outputs. Each
-// thread reads 16 values for 64 fused multiply-adds; neighbouring groups find them in the nearest cache. Grid x:
-// blocks of outputs; y: of rows. Dynamic shared memory: 64 KiB, where the upper 32 lanes meet the lower ones.
+// 64 threads, one a lane, share 8 rows by 8 outputs; a block has 2 by 4 such groups: 16 rows by 32 outputs.
+// Each thread reads 16 values for 64 fused multiply-adds; neighbouring groups find them in the nearest cache.
+// Grid x: blocks of outputs; y: of rows. Dynamic shared memory: 64 KiB, where the upper 32 lanes meet the
+// lower ones.
 #include "linear.cuh"
 
 #define LANES 64
@@ -14,8 +15,8 @@ SHARED float load_weight(const uchar* weights, ulong at) {
     return DTYPE == 2 ? ((const float*)weights)[at] : stored_float<DTYPE>(((const ushort*)weights)[at], 0);
 }
 
-extern "C" __global__ void __launch_bounds__(512) linear_dense(const float* x, const uchar* weights, float* out, uint rows,
-                                                               uint cols, uint outputs) {
+extern "C" __global__ void __launch_bounds__(512)
+    linear_dense(const float* x, const uchar* weights, float* out, uint rows, uint cols, uint outputs) {
     extern __shared__ float upper[];
     wait_for_launches_before();
     start_next_launch();
@@ -32,7 +33,9 @@ extern "C" __global__ void __launch_bounds__(512) linear_dense(const float* x, c
 #pragma unroll
         for (int i = 0; i < SIDE; i++) {
             a[i] = k < cols ? x[(ulong)min(row + i, rows - 1) * cols + k] : 0.0f;
-            b[i] = k < cols ? load_weight<DENSE_DTYPE>(weights, (ulong)min(output + i, outputs - 1) * cols + k) : 0.0f;
+            b[i] = k < cols
+                       ? load_weight<DENSE_DTYPE>(weights, (ulong)min(output + i, outputs - 1) * cols + k)
+                       : 0.0f;
         }
 #pragma unroll
         for (int r = 0; r < SIDE; r++)

@@ -1,16 +1,16 @@
-// Blocks of the decode form for 1 to 8 rows. What costs time there is waiting, so the work is cut small and every wait
-// is begun early: a *job* is four steps of one tile, done by one warp out of registers. A job's weights are asked for
-// before the launch before has ended, its rows all at once. The exact sums of all groups meet in shared memory; then
-// one thread an output, row and slice scales them, groups ascending, and slices are added ascending. Compiled for the
-// number of inputs and for exactly THREADS threads a block.
+// Blocks of the decode form for 1 to 8 rows. What costs time there is waiting, so the work is cut small and
+// every wait is begun early: a *job* is four steps of one tile, done by one warp out of registers. A job's
+// weights are asked for before the launch before has ended, its rows all at once. The exact sums of all
+// groups meet in shared memory; then one thread an output, row and slice scales them, groups ascending, and
+// slices are added ascending. Compiled for the number of inputs and for exactly THREADS threads a block.
 #pragma once
 #include "linear_decode.cuh"
 
 #define JOB_STEPS 4
 
-// Exact sums of a group: [row][16 outputs], rows apart so that the lanes of a fragment meet different banks. Of one
-// row: [outputs below 8 or not][lane's q][8], where q above 0 is of no use but stored all the same: a condition would
-// keep steps from overlapping.
+// Exact sums of a group: [row][16 outputs], rows apart so that the lanes of a fragment meet different banks.
+// Of one row: [outputs below 8 or not][lane's q][8], where q above 0 is of no use but stored all the same: a
+// condition would keep steps from overlapping.
 #define EXACT_STRIDE 20
 #define EXACT_WORDS (ONE_ROW ? 64 : ROWS * EXACT_STRIDE)
 
@@ -49,7 +49,8 @@ SHARED void stream_plane(uint* words, const uint* plane, uint lane) {
 // Registers of a job: weights, and the lane's row of codes. What follows from INPUTS is constant.
 template <class S, int INPUTS>
 struct Job {
-    static const int UNITS = INPUTS / 32, STEPS = (INPUTS + STEP - 1) / STEP, JOBS = (STEPS + JOB_STEPS - 1) / JOB_STEPS;
+    static const int UNITS = INPUTS / 32, STEPS = (INPUTS + STEP - 1) / STEP,
+                     JOBS = (STEPS + JOB_STEPS - 1) / JOB_STEPS;
     // Every step of every job is there, with both its units.
     static const bool WHOLE = INPUTS % (JOB_STEPS * STEP) == 0;
     StepWords<S> words[JOB_STEPS];
@@ -125,11 +126,11 @@ struct Job {
     }
 };
 
-// One output of one row over one slice, from the sums of the tile, its scales, and the row's units and code sums by
-// group.
+// One output of one row over one slice, from the sums of the tile, its scales, and the row's units and code
+// sums by group.
 template <class S, int INPUTS>
-SHARED float scale_slice(const float* exact, const uchar* params, const float* units, const float* sums, uint row, uint output,
-                         uint slice) {
+SHARED float scale_slice(const float* exact, const uchar* params, const float* units, const float* sums,
+                         uint row, uint output, uint slice) {
     const float center = (float)(1 << (S::BITS - 1));
     const int size = S::DTYPE == 2 ? 4 : 2, groups = INPUTS / S::GROUP;
     const uint first = slice * S::SLICE_GROUPS;
@@ -138,7 +139,8 @@ SHARED float scale_slice(const float* exact, const uchar* params, const float* u
     units += first, sums += first;
     float acc = 0.0f;
 #pragma unroll 8
-    for (uint group = 0; group < (groups % S::SLICE_GROUPS == 0 ? S::SLICE_GROUPS : min(groups - first, (uint)S::SLICE_GROUPS));
+    for (uint group = 0; group < (groups % S::SLICE_GROUPS == 0 ? S::SLICE_GROUPS
+                                                                : min(groups - first, (uint)S::SLICE_GROUPS));
          group++) {
         const uchar* at = params + group * S::GROUP_BYTES;
         float scale = S::DTYPE == 2 ? *(const float*)at : stored_float<S::DTYPE>(*(const ushort*)at, 0);
@@ -154,8 +156,8 @@ SHARED float scale_slice(const float* exact, const uchar* params, const float* u
     return acc;
 }
 
-// Shared memory of a block, bytes from its start: staged rows (first), scales of the tiles, units and code sums
-// [row][group] (of at most `unit_groups` groups), exact sums, slice sums.
+// Shared memory of a block, bytes from its start: staged rows (first), scales of the tiles, units and code
+// sums [row][group] (of at most `unit_groups` groups), exact sums, slice sums.
 struct FewPlaces {
     uint unit_groups, row_stride, params_at, param_bytes, units_at, exact_at, exact_bytes, sums_at;
 };
@@ -188,7 +190,8 @@ SHARED void stage_units(float* to, const InputCodes& in, const Rows& rows) {
     }
 }
 
-// Calls f(tile, slice, row, output) for TILES tiles, SLICES slices, `rows` rows, 16 outputs: half a warp each.
+// Calls f(tile, slice, row, output) for TILES tiles, SLICES slices, `rows` rows, 16 outputs: half a warp
+// each.
 template <int TILES_, int SLICES, class F>
 SHARED void for_outputs(uint rows, F f) {
     uint output = threadIdx.x % 16;

@@ -1,8 +1,9 @@
-// Tiles of the prompt form: 128 outputs by TILE_ROWS (128 or 64) rows of a grouped matrix, through a pipeline of steps
-// in shared memory. Four warps along outputs (32 each) by ROW_WARPS (1 or 2) along rows: warp w of these takes the row
-// tiles w, w + ROW_WARPS, ... of 8 rows, so that missing rows cost little. Group sums stay in tensor-core accumulators;
-// each is scaled as in the decode form, groups ascending; a finished slice is added to what `out` holds of the slices
-// before it, by the thread that wrote it. Shared by linear_prompt.cu and experts_prompt.cu.
+// Tiles of the prompt form: 128 outputs by TILE_ROWS (128 or 64) rows of a grouped matrix, through a pipeline
+// of steps in shared memory. Four warps along outputs (32 each) by ROW_WARPS (1 or 2) along rows: warp w of
+// these takes the row tiles w, w + ROW_WARPS, ... of 8 rows, so that missing rows cost little. Group sums
+// stay in tensor-core accumulators; each is scaled as in the decode form, groups ascending; a finished slice
+// is added to what `out` holds of the slices before it, by the thread that wrote it. Shared by
+// linear_prompt.cu and experts_prompt.cu.
 #pragma once
 #include "linear.cuh"
 
@@ -39,9 +40,9 @@ SHARED void copy_async_16_or_zeros(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
 }
 
-// What a thread copies at every step, as places that move along: chunks of 16 bytes of row codes (thread t: chunk
-// t % 8 of rows t / 8, t / 8 + TILE_THREADS / 8, ...; odd rows swap halves, against bank conflicts), of weight codes and scales, and
-// single units.
+// What a thread copies at every step, as places that move along: chunks of 16 bytes of row codes (thread t:
+// chunk t % 8 of rows t / 8, t / 8 + TILE_THREADS / 8, ...; odd rows swap halves, against bank conflicts), of
+// weight codes and scales, and single units.
 template <class S>
 struct Fetch {
     typedef TileShape<S> T;
@@ -61,7 +62,8 @@ struct Fetch {
         row_bytes = in.cols * 2;
         left = in.cols / 32;
 #pragma unroll
-        for (int j = 0; j < ROW_COPIES; j++) row_of[j] = in.row(min(t / 8 + TILE_THREADS / 8 * j, in.count - 1));
+        for (int j = 0; j < ROW_COPIES; j++)
+            row_of[j] = in.row(min(t / 8 + TILE_THREADS / 8 * j, in.count - 1));
 #pragma unroll
         for (int j = 0; j < CODE_COPIES; j++) {
             uint i = t + j * TILE_THREADS, own = min(tile + i / CODE_CHUNKS, tiles - 1);
@@ -69,12 +71,13 @@ struct Fetch {
         }
         uint own = min(tile + t / PARAM_CHUNKS, tiles - 1);
         params = m.params + (ulong)own * groups * S::GROUP_BYTES + t % PARAM_CHUNKS * 16;
-        units = (t / T::ROWS % 2 ? in.sums : in.units) + (ulong)in.row(min(t % T::ROWS, in.count - 1)) * groups;
+        units =
+            (t / T::ROWS % 2 ? in.sums : in.units) + (ulong)in.row(min(t % T::ROWS, in.count - 1)) * groups;
     }
 
-    // Copies of the step it stands at into a stage, in PARTS parts to be put between other work: many copies at once
-    // would keep reads of shared memory waiting behind them. Rows that are not there become zeros. The last part moves
-    // on to the next step.
+    // Copies of the step it stands at into a stage, in PARTS parts to be put between other work: many copies
+    // at once would keep reads of shared memory waiting behind them. Rows that are not there become zeros.
+    // The last part moves on to the next step.
     static const int PARTS = T::ROW_TILES / 2;
 
     SHARED void part(int at, uchar* stage, uint count, uint step) {
@@ -94,7 +97,8 @@ struct Fetch {
         for (int j = 0; j < CODE_COPIES; j++) {
             if (j * PARTS / CODE_COPIES != at) continue;
             uint i = t + j * TILE_THREADS;
-            if (8 * CODE_CHUNKS % TILE_THREADS == 0 || i < 8 * CODE_CHUNKS) copy_async_16(stage + i * 16, codes[j]);
+            if (8 * CODE_CHUNKS % TILE_THREADS == 0 || i < 8 * CODE_CHUNKS)
+                copy_async_16(stage + i * 16, codes[j]);
             codes[j] += S::STEP_WORDS * 4;
         }
         if (at != PARTS - 1) return;
@@ -128,8 +132,8 @@ struct TileSums {
 
 // Adds a group's exact sums of one row tile to its slice sums. `units` of the group: [unit, sum][row].
 template <class S>
-SHARED void scale_tile(float acc[2][4], const float low[2][4], const float high[2][4], const float* units, uint row,
-                       const Scales s[2]) {
+SHARED void scale_tile(float acc[2][4], const float low[2][4], const float high[2][4], const float* units,
+                       uint row, const Scales s[2]) {
     typedef TileShape<S> T;
     float2 unit = *(const float2*)(units + row), sum = *(const float2*)(units + T::ROWS + row);
     typename UnitOf<S::WIDE>::Type u[2];
@@ -139,7 +143,8 @@ SHARED void scale_tile(float acc[2][4], const float low[2][4], const float high[
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            acc[m][i] = scale_group<S>(acc[m][i], low[m][i], high[m][i], u[i % 2], s[m].scale[i / 2], s[m].bias[i / 2]);
+            acc[m][i] = scale_group<S>(acc[m][i], low[m][i], high[m][i], u[i % 2], s[m].scale[i / 2],
+                                       s[m].bias[i / 2]);
 }
 
 template <class S>
@@ -174,8 +179,9 @@ SHARED void clear(float v[2][4]) {
         for (int i = 0; i < 4; i++) v[m][i] = 0.0f;
 }
 
-// One step of the pipeline. `exact`: sums that live across steps, for groups of 128. FULL: all rows are there, so that
-// row tiles may overlap in time. `between(i)` is called after the i-th pair of row tiles, if that is worked on.
+// One step of the pipeline. `exact`: sums that live across steps, for groups of 128. FULL: all rows are
+// there, so that row tiles may overlap in time. `between(i)` is called after the i-th pair of row tiles, if
+// that is worked on.
 template <class S, bool FULL, class Between>
 SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& exact_high, const uchar* stage,
                           const TileRows& in, uint step, uint warp, uint lane, Between between) {
@@ -205,12 +211,13 @@ SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& ex
             uint first = (n * ROW_WARPS + warp / 4) * 8;
             const uchar* row = stage + (first + g) * 128;
             uint swap = (g & 1) << 2;
-            uint4 b0 = *(const uint4*)(row + (q ^ swap) * 16), b1 = *(const uint4*)(row + ((4 + q) ^ swap) * 16);
+            uint4 b0 = *(const uint4*)(row + (q ^ swap) * 16),
+                  b1 = *(const uint4*)(row + ((4 + q) ^ swap) * 16);
             float low[2][4], high[2][4];
             clear(low);
             clear(high);
-            float(*to)[4] = S::GROUP == 128 ? exact.v[n] : low;
-            float(*to_high)[4] = S::GROUP == 128 ? exact_high.v[n] : high;
+            float (*to)[4] = S::GROUP == 128 ? exact.v[n] : low;
+            float (*to_high)[4] = S::GROUP == 128 ? exact_high.v[n] : high;
 #pragma unroll
             for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][0], b0);
             if (S::GROUP == 32) {
@@ -223,7 +230,8 @@ SHARED void multiply_step(TileSums<S>& sums, TileSums<S>& exact, TileSums<S>& ex
                 for (int m = 0; m < 2; m++) multiply_fragments<S>(to[m], to_high[m], f[m][1], b1);
             }
             if (S::GROUP == 32 && second)
-                scale_tile<S>(sums.v[n], low, high, units + 2 * T::ROWS, first + 2 * q, s[T::STEP_GROUPS - 1]);
+                scale_tile<S>(sums.v[n], low, high, units + 2 * T::ROWS, first + 2 * q,
+                              s[T::STEP_GROUPS - 1]);
             if (S::GROUP == 64) scale_tile<S>(sums.v[n], low, high, units, first + 2 * q, s[0]);
             if (S::GROUP == 128 && step % 2 == 1) {
                 scale_tile<S>(sums.v[n], to, to_high, units, first + 2 * q, s[0]);
@@ -276,7 +284,8 @@ SHARED void put_slice(const TileSums<S>& sums, uint outputs, uint tile, bool fir
 
 // The whole tile: outputs 16 tile .. + 127.
 template <class S, class Place>
-SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, uint outputs, uint tile, Place place) {
+SHARED void multiply_tile(uchar* smem, const Packed& m, const TileRows& in, uint outputs, uint tile,
+                          Place place) {
     typedef TileShape<S> T;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint tiles = (outputs + 15) / 16, steps = (in.cols + STEP - 1) / STEP;

@@ -236,8 +236,8 @@ fn pack_row<const BITS: usize>(stream: &[u8], row: usize, codes: &mut [u8]) {
     }
 }
 
-/// Bits `shift .. shift + width` of eight codes as pairs: the first of pair p in field p of the low 16 bits, the
-/// second in field p of the high ones.
+/// Bits `shift .. shift + width` of eight codes as pairs: the first of pair p in field p of the low 16 bits,
+/// the second in field p of the high ones.
 #[inline(always)]
 fn fields(word: u64, bits: usize, shift: usize, width: usize) -> u32 {
     let mask = (1u64 << width) - 1;

@@ -173,7 +173,7 @@ fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
 fn six(random: &mut Random, outputs: usize, cols: usize, groups: &[usize], turn: usize) -> Vec<Matrix> {
     let make = |(at, bits)| {
         let group = groups[(at + turn) % groups.len()];
-        let zero = if (at + turn) % 2 == 0 { Zero::Affine } else { Zero::Symmetric };
+        let zero = if (at + turn).is_multiple_of(2) { Zero::Affine } else { Zero::Symmetric };
         grouped(random, outputs, cols, Scheme { bits, group, zero, scales: DTYPES[(at + turn / 2) % 3] })
     };
     [2, 3, 4, 5, 6, 8].into_iter().enumerate().map(make).collect()
