@@ -91,7 +91,8 @@ pub trait Device: Send {
 
     // Memory.
 
-    /// Takes a weight matrix. The caller may discard its bytes afterwards.
+    /// Takes a weight matrix. A device that keeps a form of its own discards the source's bytes; one that uses them as
+    /// stored shares them.
     fn matrix(&mut self, source: &Matrix) -> Result<MatrixRef>;
     /// Takes the routed experts of a layer: `gate[e]`, `up[e]` `[I, H]` and `down[e]` `[H, I]`, all of equal shape.
     fn experts(&mut self, gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<ExpertsRef>;

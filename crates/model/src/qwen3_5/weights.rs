@@ -2,7 +2,6 @@
 
 use checkpoint::{Expected, Kind, Projection, Source};
 use device::{Device, ExpertsRef, MatrixRef, VectorRef, host_math};
-use quant::Matrix;
 
 use super::OpenError;
 use super::config::{Config, MixerKind};
@@ -158,7 +157,7 @@ pub struct Stored {
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 impl Weights {
-    /// Loads everything. Each matrix is handed to the device and its bytes are discarded at once.
+    /// Loads everything. Each matrix is handed to the device, which discards what it has copied.
     pub(super) fn load(
         config: &Config,
         parts: Parts,
@@ -235,7 +234,6 @@ impl Loader<'_> {
     pub(super) fn matrix(&mut self, module: &str, rows: usize, cols: usize) -> Result<MatrixRef, OpenError> {
         let matrix = self.source.matrix(module, rows, cols)?;
         let handle = self.device.matrix(&matrix)?;
-        matrix.discard();
         self.bytes += matrix.bytes() as u64;
         self.advance(rows * cols);
         Ok(handle)
@@ -334,7 +332,6 @@ impl Loader<'_> {
         let down = read(Projection::Down, h, inner)?;
         let handle = self.device.experts(&gate, &up, &down)?;
         let all = || gate.iter().chain(&up).chain(&down);
-        all().for_each(Matrix::discard);
         let bytes = all().map(|matrix| matrix.bytes() as u64).sum();
         self.advance(3 * count * inner * h);
         Ok((handle, bytes))
