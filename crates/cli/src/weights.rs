@@ -25,7 +25,7 @@ pub(crate) struct Weights {
     pub(crate) config: Config,
     /// Which optional parts are there.
     pub(crate) parts: Parts,
-    /// Bytes of all that is stored: at least what a run loads, which has no vision tower yet.
+    /// Bytes of all that is stored: at least what a run loads.
     pub(crate) bytes: u64,
     /// The name it was found by in the store.
     pub(crate) name: Option<String>,

@@ -91,8 +91,8 @@ pub trait Device: Send {
 
     // Memory.
 
-    /// Takes a weight matrix. The device copies its bytes and discards them, or shares them: the caller discards
-    /// nothing.
+    /// Takes a weight matrix. A device that keeps a form of its own discards the source's bytes; one that
+    /// uses them as stored shares them.
     fn matrix(&mut self, source: &Matrix) -> Result<MatrixRef>;
     /// Takes the routed experts of a layer: `gate[e]`, `up[e]` `[I, H]` and `down[e]` `[H, I]`, all of equal shape.
     fn experts(&mut self, gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<ExpertsRef>;
@@ -232,8 +232,8 @@ pub trait Device: Send {
 
     // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
 
-    /// Copies `rows` rows of `from`, from row `first` on, to row `at` on of `to`. Where widths differ the values are
-    /// taken as they lie in memory; whole rows of `to` are filled.
+    /// Copies `rows` rows of `from`, from row `first` on, to row `at` on of `to`. Where widths differ the
+    /// values are taken as they lie in memory; whole rows of `to` are filled.
     fn copy_values(&mut self, _from: Buffer, _first: usize, _rows: usize, _to: Buffer, _at: usize) -> Result {
         no_pictures("copy_values")
     }
@@ -257,9 +257,9 @@ pub trait Device: Send {
     fn add_bias(&mut self, _x: Buffer, _delta: Buffer, _rows: usize, _bias: VectorRef) -> Result {
         no_pictures("add_bias")
     }
-    /// Of the step's rows: adds `bias` to `qkv` `[rows, 3, heads, head_dim]`, turns every q and k head, and parts them
-    /// to `q`, `k` and `v` `[rows, heads, head_dim]`. The table has `head_dim / 2` frequencies: entry `j` turns with
-    /// entry `j + head_dim / 2`.
+    /// Of the step's rows: adds `bias` to `qkv` `[rows, 3, heads, head_dim]`, turns every q and k head, and
+    /// parts them to `q`, `k` and `v` `[rows, heads, head_dim]`. The table has `head_dim / 2` frequencies:
+    /// entry `j` turns with entry `j + head_dim / 2`.
     fn rope_2d(
         &mut self,
         _qkv: Buffer,
@@ -272,8 +272,8 @@ pub trait Device: Send {
     ) -> Result {
         no_pictures("rope_2d")
     }
-    /// Attention without a mask: the step's rows see the first `keys[w]` places of their window's pages, whatever
-    /// their own index; `out` like `q`.
+    /// Attention without a mask: the step's rows see the first `keys[w]` places of their window's pages,
+    /// whatever their own index; `out` like `q`.
     fn full_attention(
         &mut self,
         _q: Buffer,

@@ -1,4 +1,5 @@
-//! Pictures of prompts on their way through the model: one batch at a time, in slices, and the features they left.
+//! Pictures of prompts on their way through the model: one batch at a time, in slices, and the features
+//! they left.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -83,8 +84,8 @@ impl Encoder {
 }
 
 impl Core {
-    /// Gives running prompts the pictures that are known and goes on encoding the others, in a slice that keeps streams
-    /// within the longest stall. Gives the time it took.
+    /// Gives running prompts the pictures that are known and goes on encoding the others, in a slice that
+    /// keeps streams within the longest stall. Gives the time it took.
     pub(crate) fn encode(&mut self) -> Duration {
         if self.encoder.spec.is_none() {
             return Duration::ZERO;

@@ -101,7 +101,8 @@ pub struct Request {
     /// What a row is beyond its token id (a digest of the picture and its grid for image rows, 0 for text):
     /// part of the prefix cache's key.
     pub identity: Option<Vec<u64>>,
-    /// Pictures in the prompt, ascending, apart. Their rows take image rows in place of their tokens' embeddings.
+    /// Pictures in the prompt, ascending, apart. Their rows take image rows in place of their tokens'
+    /// embeddings.
     pub pictures: Vec<PictureSpan>,
     /// Most tokens to generate; cut at the end of the context. 0 only prefills.
     pub max_tokens: usize,
@@ -147,8 +148,9 @@ impl Request {
         }
     }
 
-    /// The same with pictures at these places of the prompt (first placeholder of each), `merge` x `merge` patches a
-    /// token: positions and identities follow from them. Where they do not fit the request is refused later.
+    /// The same with pictures at these places of the prompt (first placeholder of each), `merge` x `merge`
+    /// patches a token: positions and identities follow from them. Where they do not fit the request is
+    /// refused later.
     pub fn with_pictures(mut self, pictures: Vec<(usize, Arc<Picture>)>, merge: usize) -> Self {
         let grids: Vec<_> = pictures.iter().map(|(start, picture)| (*start, picture.grid)).collect();
         let length = self.prompt.len();

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// One picture, prepared (`docs/model.md` section 10): bytes of one frame, which all frames of a patch repeat.
+/// One picture, prepared (`docs/model.md` section 10): bytes of one frame, which all frames of a patch
+/// repeat.
 #[derive(Clone, PartialEq)]
 pub struct Picture {
     /// Grid (frames, rows, columns) in patches; one frame.
@@ -89,9 +90,9 @@ pub struct ImageSpec {
     pub patch_work: usize,
 }
 
-/// Rotary positions (t, h, w) of `length` tokens in which pictures stand at `spans` (first token, grid in patches;
-/// ascending, apart), `merge` x `merge` patches a token; and `rope_delta`: the next text position minus the number of
-/// tokens (`docs/model.md` section 6). `None` if the spans do not fit.
+/// Rotary positions (t, h, w) of `length` tokens in which pictures stand at `spans` (first token, grid in
+/// patches; ascending, apart), `merge` x `merge` patches a token; and `rope_delta`: the next text position
+/// minus the number of tokens (`docs/model.md` section 6). `None` if the spans do not fit.
 pub fn place_pictures(
     length: usize,
     spans: &[(usize, [usize; 3])],

@@ -166,13 +166,13 @@ pub trait Model: Send {
     fn image_spec(&self) -> Option<ImageSpec> {
         None
     }
-    /// Begins to encode pictures together, in place of what was being encoded. Their features do not depend on each
-    /// other.
+    /// Begins to encode pictures together, in place of what was being encoded. Their features do not depend
+    /// on each other.
     fn encode(&mut self, _pictures: &[Arc<Picture>]) -> Result<(), ModelError> {
         Err(no_pictures())
     }
-    /// Goes on encoding with at most `rows` rows of work (at least one chunk is done). `Some` once: the features, in
-    /// the order of the pictures. Slots are not touched; steps may run in between.
+    /// Goes on encoding with at most `rows` rows of work (at least one chunk is done). `Some` once: the
+    /// features, in the order of the pictures. Slots are not touched; steps may run in between.
     fn encode_next(&mut self, _rows: usize) -> Result<Option<Vec<Features>>, ModelError> {
         Err(no_pictures())
     }

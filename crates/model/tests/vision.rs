@@ -8,7 +8,7 @@ mod support;
 use std::sync::Arc;
 
 use model::qwen3_5::Settings;
-use model::{Features, Model, Picture};
+use model::{Features, ImageRow, Logits, Model, Picture, Row, SlotId, place_pictures};
 use support::*;
 
 /// Goldens are float64; levels and image rows cross the seam in f32, 6e-8.
@@ -143,5 +143,75 @@ fn the_plan_covers_what_the_device_holds() {
         let planned = plan.kv + plan.scratch;
         // Rotary tables count as weights on the device and as scratch in the plan.
         assert!(held.kv + held.scratch <= planned, "{held:?} {plan:?}");
+    }
+}
+
+/// Logits behind every row of a prompt with pictures, stepped `chunk` rows at a time.
+fn step_through(
+    model: &mut dyn Model,
+    prompt: &Prompt,
+    spans: &[(usize, Arc<Features>)],
+    positions: &[[u32; 3]],
+    chunk: usize,
+) -> Vec<f32> {
+    model.load(SlotId(1), None).unwrap();
+    let within = |at: usize| spans.iter().find(|(start, of)| (*start..start + of.rows()).contains(&at));
+    let vocabulary = model.spec().vocabulary;
+    let mut logits = Vec::new();
+    for start in (0..prompt.ids.len()).step_by(chunk) {
+        let end = prompt.ids.len().min(start + chunk);
+        let token = |at: usize| if within(at).is_some() { None } else { Some(prompt.ids[at]) };
+        let rows = (start..end).map(|at| Row { token: token(at), position: positions[at] }).collect();
+        let image = |at: usize| {
+            let (first, features) = within(at)?;
+            Some(ImageRow { row: at - start, features: Arc::clone(features), at: at - first })
+        };
+        let images: Vec<ImageRow> = (start..end).filter_map(image).collect();
+        model.step_images(&[window(1, start, rows, true, Logits::All)], &images).unwrap();
+        for row in 0..end - start {
+            let mut values = vec![0.0; vocabulary];
+            model.read_logits(row, &mut values).unwrap();
+            logits.extend(values);
+        }
+    }
+    logits
+}
+
+/// Windows that end before, inside and behind pictures give the bits of one window, on every device.
+#[test]
+fn windows_next_to_and_inside_pictures_change_no_bit() {
+    for on in On::ALL {
+        let mut qwen = open_fixture(on, "tiny-a", pictured());
+        let gold = Goldens::read("tiny-a", "goldens.safetensors");
+        let prompt = prompts("tiny-a").into_iter().find(|prompt| prompt.images.len() == 2).unwrap();
+        let pictures: Vec<Picture> = prompt.images.iter().map(|image| golden(&gold, *image, 8, 2)).collect();
+        let features = encode(&mut qwen, &pictures, 1);
+        let pad = json("tiny-a", "config.json")["image_token_id"].as_u64().unwrap() as u32;
+        let is_start = |at: &usize| prompt.ids[*at] == pad && prompt.ids[at - 1] != pad;
+        let starts: Vec<usize> = (1..prompt.ids.len()).filter(is_start).collect();
+        assert_eq!(starts.len(), 2);
+        let grids: Vec<_> = starts.iter().copied().zip(pictures.iter().map(|one| one.grid)).collect();
+        let (positions, delta) = place_pictures(prompt.ids.len(), &grids, 2).unwrap();
+        assert_eq!(delta, prompt.rope_delta);
+        let expected = gold.get(&format!("{}.position_ids", prompt.name));
+        for axis in 0..3 {
+            let found: Vec<f64> = positions.iter().map(|place| f64::from(place[axis])).collect();
+            assert_eq!(found, expected[axis * found.len()..(axis + 1) * found.len()], "axis {axis}");
+        }
+        let spans: Vec<_> = starts.iter().copied().zip(features.into_iter().map(Arc::new)).collect();
+        let whole = step_through(&mut qwen, &prompt, &spans, &positions, prompt.ids.len());
+        let last = whole[whole.len() - qwen.spec().vocabulary..].iter().map(|x| f64::from(*x));
+        let bound = if on == On::Reference { EXACT } else { 5e-2 };
+        close(
+            "last logits",
+            &last.collect::<Vec<_>>(),
+            gold.get(&format!("{}.last_logits", prompt.name)),
+            bound,
+        );
+        for chunk in [1, 2, 7, starts[0], starts[0] + 3, 33] {
+            let found = step_through(&mut qwen, &prompt, &spans, &positions, chunk);
+            let same = found.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same && found.len() == whole.len(), "chunks of {chunk} on {on:?}");
+        }
     }
 }

@@ -53,14 +53,14 @@ impl Rgb {
     }
 }
 
-/// Width and height that the header of a picture declares, before orientation. Refuses what [`decode`] refuses from
-/// headers alone.
+/// Width and height that the header of a picture declares, before orientation. Refuses what [`decode`]
+/// refuses from headers alone.
 pub fn size(bytes: &[u8], limits: &Limits) -> Result<(u32, u32), PictureError> {
     with_decoder(bytes, limits, Measure)
 }
 
-/// Decodes a picture: first frame of an animation, EXIF orientation applied, transparency over `background`, 16 bits
-/// reduced to 8 by rounding, embedded profiles ignored.
+/// Decodes a picture: first frame of an animation, EXIF orientation applied, transparency over
+/// `background`, 16 bits reduced to 8 by rounding, embedded profiles ignored.
 pub fn decode(bytes: &[u8], limits: &Limits, background: [u8; 3]) -> Result<Rgb, PictureError> {
     with_decoder(bytes, limits, Read { background })
 }

@@ -20,7 +20,8 @@ pub fn format(bytes: &[u8]) -> Option<Format> {
 /// Most bytes that one byte of deflate can stand for.
 const DEFLATE_RATIO: u64 = 1032;
 
-/// Refuses a file that is far too short for its size, or visibly cut off, before memory is taken for its pixels.
+/// Refuses a file that is far too short for its size, or visibly cut off, before memory is taken for its
+/// pixels.
 pub(crate) fn plausible(format: Format, bytes: &[u8], width: u32, height: u32) -> Result<(), PictureError> {
     let broken = |reason: &str| Err(PictureError::Broken { format, reason: reason.into() });
     match format {

@@ -16,7 +16,8 @@ pub struct Prepared {
     pub grid: [usize; 3],
     /// Rows the tower makes of it.
     pub tokens: usize,
-    /// `[patches, 3, patch, patch]`, patches in blocks of merged neighbours (`docs/model.md` section 9, step 2).
+    /// `[patches, 3, patch, patch]`, patches in blocks of merged neighbours (`docs/model.md` section 9,
+    /// step 2).
     pub patches: Vec<u8>,
     /// Value of each level per channel.
     pub levels: [[f32; 256]; 3],
@@ -64,7 +65,8 @@ fn cut(picture: &Rgb, source: Target, preprocessor: &Preprocessor) -> Prepared {
     Prepared { source, size, grid, tokens, patches, levels, digest: hash.finalize().into() }
 }
 
-/// Row and column of patch `at` of a frame: blocks of `merge` x `merge` in row-major order, and so inside a block.
+/// Row and column of patch `at` of a frame: blocks of `merge` x `merge` in row-major order, and so inside a
+/// block.
 fn place(at: usize, columns: usize, merge: usize) -> [usize; 2] {
     let (block, inside) = (at / (merge * merge), at % (merge * merge));
     let across = columns / merge;

@@ -109,8 +109,8 @@ impl Preprocessor {
     /// Most tokens of a picture, long thin ones included.
     pub fn tokens_max(&self) -> usize {
         let of = |area: u64| area as f64 / self.token_area() as f64;
-        // A side is never below one token, so a strip has up to `sqrt(ratio * area)`; sides of small pictures are
-        // rounded up.
+        // A side is never below one token, so a strip has up to `sqrt(ratio * area)`; sides of small
+        // pictures are rounded up.
         let strip = |area: f64| (area.min(f64::from(ASPECT_MAX)) * f64::from(ASPECT_MAX)).sqrt() + 2.0;
         let enlarged = (of(self.area_min).sqrt() + 1.0).powi(2) + 2.0 * of(self.area_min).sqrt();
         of(self.area_max).max(strip(of(self.area_max))).max(enlarged) as usize

@@ -1,9 +1,9 @@
 //! Antialiased bicubic resizing of bytes, a = -0.5 (`docs/model.md` section 10, step 3).
 //!
-//! Weights are 16-bit integers as in torchvision's resizing of bytes: the largest precision at which the largest weight
-//! stays below 2^15, each rounded half away from zero. Sums are exact integers, so every host gives the same bytes. Columns
-//! (the width) first, then rows; each pass rounds and clips to 8 bits. An axis that keeps its length is not touched,
-//! which is what its weights would do.
+//! Weights are 16-bit integers as in torchvision's resizing of bytes: the largest precision at which the
+//! largest weight stays below 2^15, each rounded half away from zero. Sums are exact integers, so every
+//! host gives the same bytes. Columns (the width) first, then rows; each pass rounds and clips to 8 bits.
+//! An axis that keeps its length is not touched, which is what its weights would do.
 
 use crate::Rgb;
 
@@ -64,8 +64,8 @@ impl Axis {
         Self { samples, precision }
     }
 
-    /// The sum of weights times bytes as a byte. At most 4 times 16384 bytes of weights below 2^15 whose sum is
-    /// about `2^precision`: an `i32` holds it.
+    /// The sum of weights times bytes as a byte. At most 4 times 16384 bytes of weights below 2^15 whose
+    /// sum is about `2^precision`: an `i32` holds it.
     fn round(&self, sum: i32) -> u8 {
         (sum >> self.precision).clamp(0, 255) as u8
     }

@@ -1,7 +1,8 @@
 //! Pictures of a chat: from `data:` URLs to what the engine takes (`docs/api.md` 3.3).
 //!
-//! [`Vision::measure`] looks at headers only: it gives the tokens of each picture, which is a function of its size, and
-//! refuses what is too large before memory is taken. [`Vision::prepare`] decodes, on a few threads of its own.
+//! [`Vision::measure`] looks at headers only: it gives the tokens of each picture, which is a function of
+//! its size, and refuses what is too large before memory is taken. [`Vision::prepare`] decodes, on a few
+//! threads of its own.
 
 use std::sync::Arc;
 
@@ -40,7 +41,8 @@ pub struct VisionSettings {
 }
 
 impl VisionSettings {
-    /// The checkpoint's own: `preprocessor_config.json` as JSON, white behind transparency, at most `tokens` a picture.
+    /// The checkpoint's own: `preprocessor_config.json` as JSON, white behind transparency, at most
+    /// `tokens` a picture.
     pub fn new(json: &serde_json::Value, tokens: Option<usize>) -> Result<Self, PreprocessorError> {
         let preprocessor = Preprocessor::from_json(json)?;
         let preprocessor = tokens.map_or(preprocessor.clone(), |tokens| preprocessor.with_tokens(tokens));

@@ -166,7 +166,8 @@ impl Session {
         self.reasoning.mask(&self.text, in_reasoning, budget, close, inner)
     }
 
-    /// Renders the chat and starts a reply. Its pieces come from the returned stream; dropping that cancels it.
+    /// Renders the chat and starts a reply. Its pieces come from the returned stream; dropping that cancels
+    /// it.
     pub fn start(&self, conversation: Conversation, options: &Options) -> Result<Stream, ServeError> {
         let tools: Arc<[Tool]> = conversation.tools.as_slice().into();
         let (rendered, measured) = self.text.render(conversation, options, self.vision())?;

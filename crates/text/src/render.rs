@@ -85,8 +85,8 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// Repeats each picture place so that it covers its picture: `tokens[i]` ids for picture `i`. Places and segments
-    /// move along; `text` keeps one place a picture.
+    /// Repeats each picture place so that it covers its picture: `tokens[i]` ids for picture `i`. Places
+    /// and segments move along; `text` keeps one place a picture.
     ///
     /// # Panics
     /// If there are not as many numbers as pictures, or one of them is 0.

@@ -4,6 +4,7 @@ mod exact;
 mod inspect;
 mod looks;
 mod packaging;
+mod pictures;
 mod pull;
 mod receipts;
 mod replies;

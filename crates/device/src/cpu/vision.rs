@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{Activation, AttentionShape, DeviceError, Row};
 
-/// `mean = sum_256(x) / n`, `d = x - mean`, `var = sum_256(d*d by fma) / n`, `fma(d * (1 / sqrt(var + eps)), w, b)` for
-/// rows as long as `weight`.
+/// `mean = sum_256(x) / n`, `d = x - mean`, `var = sum_256(d*d by fma) / n`, `fma(d * (1 / sqrt(var +
+/// eps)), w, b)` for rows as long as `weight`.
 #[inline(always)]
 fn layer_norm_body(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
     let n = weight.len();

@@ -171,7 +171,7 @@ fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
 
 /// Six matrices that together have every width; group length, zero and scales vary with `turn`.
 fn six(random: &mut Random, outputs: usize, cols: usize, groups: &[usize], turn: usize) -> Vec<Matrix> {
-    let make = |(at, bits)| {
+    let make = |(at, bits): (usize, u8)| {
         let group = groups[(at + turn) % groups.len()];
         let zero = if (at + turn).is_multiple_of(2) { Zero::Affine } else { Zero::Symmetric };
         grouped(random, outputs, cols, Scheme { bits, group, zero, scales: DTYPES[(at + turn / 2) % 3] })

@@ -1,8 +1,8 @@
 //! Encoding pictures: the vision tower (`docs/model.md` section 9), a chunk of patches at a time.
 //!
-//! Patches of all pictures lie one after another. A block takes two passes over them: the first makes q, k and v of
-//! every chunk, the second attends and runs the MLP, for attention sees the whole picture. A chunk's results depend on
-//! its own pictures only, whatever else is in it.
+//! Patches of all pictures lie one after another. A block takes two passes over them: the first makes q, k
+//! and v of every chunk, the second attends and runs the MLP, for attention sees the whole picture. A
+//! chunk's results depend on its own pictures only, whatever else is in it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -307,8 +307,8 @@ fn patch_row(vision: &VisionConfig, picture: &Picture, at: usize, out: &mut Vec<
     }
 }
 
-/// Appends the position embedding of patch `at`: the table read bilinearly, its corners on the picture's corners
-/// (`docs/model.md` section 9, step 3), in f64.
+/// Appends the position embedding of patch `at`: the table read bilinearly, its corners on the picture's
+/// corners (`docs/model.md` section 9, step 3), in f64.
 fn position_row(vision: &VisionConfig, table: &[f32], grid: [usize; 3], at: usize, out: &mut Vec<f64>) {
     let (side, width) = (vision.table_side, vision.hidden);
     let taps = |index: usize, length: usize| {

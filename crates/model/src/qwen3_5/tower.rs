@@ -10,8 +10,8 @@ use super::names::VISION;
 use super::vision_config::VisionConfig;
 use super::weights::Loader;
 
-/// Patches of a chunk of work, a multiple of every merged block. Enough to pay for reading the weights, few enough that a chunk
-/// is short beside a step.
+/// Patches of a chunk of work, a multiple of every merged block. Enough to pay for reading the weights, few
+/// enough that a chunk is short beside a step.
 pub(super) const CHUNK: usize = 256;
 /// Most pictures that are encoded together.
 pub(super) const PICTURES_MAX: usize = 32;
@@ -110,7 +110,8 @@ impl Loader<'_> {
     }
 }
 
-/// Activations of the tower: `P` patches of all pictures that are encoded together, `C` of a chunk, `W` the width.
+/// Activations of the tower: `P` patches of all pictures that are encoded together, `C` of a chunk, `W` the
+/// width.
 #[derive(Debug)]
 pub(super) struct TowerScratch<B = Buffer> {
     /// Residual stream `[P, W]`.
@@ -219,7 +220,8 @@ impl Tower {
     }
 }
 
-/// Both axes turn by the same `head_dim / 4` frequencies: rows the first quarter of a head's entries, columns the next.
+/// Both axes turn by the same `head_dim / 4` frequencies: rows the first quarter of a head's entries,
+/// columns the next.
 fn rotary(v: &VisionConfig, places: usize, device: &mut dyn Device) -> Result<Rotary, DeviceError> {
     let half = v.hidden / v.heads / 2;
     let (cos, sin) = host_math::rotary_table(places, v.rope_theta, half);

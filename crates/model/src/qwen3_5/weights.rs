@@ -2,7 +2,6 @@
 
 use checkpoint::{Expected, Kind, Projection, Source};
 use device::{Device, ExpertsRef, MatrixRef, VectorRef, host_math};
-use quant::Matrix;
 
 use super::OpenError;
 use super::config::{Config, MixerKind};
@@ -158,7 +157,7 @@ pub struct Stored {
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 impl Weights {
-    /// Loads everything. Each matrix is handed to the device and dropped: its bytes go unless the device shares them.
+    /// Loads everything. Each matrix is handed to the device, which discards what it has copied.
     pub(super) fn load(
         config: &Config,
         parts: Parts,

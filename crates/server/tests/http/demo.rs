@@ -9,7 +9,7 @@ use device::cpu::{CpuSettings, Isa};
 use engine::{Engine, Settings as EngineSettings};
 use model::qwen3_5::{Settings, open};
 use serde_json::{Value, json};
-use server::Session;
+use server::{Session, Vision, VisionSettings};
 
 use crate::support::{Server, comparable, joined, text_side};
 
@@ -25,7 +25,7 @@ fn server() -> Server {
         rows_max: 128,
         logits_rows_max: 64,
         mtp: true,
-        image_tokens: 0,
+        image_tokens: 64,
     };
     let cpu = device::open("cpu", CpuSettings { threads: 2, isa: Isa::detect() }).unwrap();
     let checkpoint = Checkpoint::open(dir).unwrap();
@@ -34,7 +34,10 @@ fn server() -> Server {
     let mut settings = EngineSettings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
     settings.calibrate = false;
     let engine = Engine::start(Box::new(qwen), settings).unwrap();
-    Server::over(Session::new(text, engine))
+    let json = std::fs::read(dir.join("preprocessor_config.json")).unwrap();
+    let vision = VisionSettings::new(&serde_json::from_slice(&json).unwrap(), None).unwrap();
+    assert!(vision.tokens_max <= 64, "{}", vision.tokens_max);
+    Server::over(Session::new(text, engine).with_vision(Vision::new(vision).unwrap()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,6 +68,44 @@ async fn the_demo_model_answers() {
     let message = &thought["choices"][0]["message"];
     assert!(message["reasoning_content"].as_str().is_some_and(|text| !text.is_empty()), "{thought}");
     assert!(message["content"].as_str().unwrap().contains("868"), "{thought}");
+}
+
+/// A picture on real weights: plain, drafted, cached, streamed and in company are one text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_model_sees() {
+    use base64::Engine as _;
+    let server = server();
+    let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/eval/images"));
+    let part = |name: &str| {
+        let data = base64::engine::general_purpose::STANDARD.encode(std::fs::read(dir.join(name)).unwrap());
+        json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}})
+    };
+    let ask = async |name: &str, words: &str, more: Value| {
+        let content = json!([part(name), {"type": "text", "text": words}]);
+        let mut fields = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 30,
+            "temperature": 0, "reasoning_effort": "none"});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.chat(fields).await
+    };
+    let (digit, crosses) = ("Which digit is in the picture?", "What is in the picture, and how many?");
+    let plain = json!({"speculative": {"enabled": false}, "cache_prompt": false});
+    let first = ask("dev-248-0.png", digit, plain.clone()).await.ok();
+    assert_eq!(first["choices"][0]["message"]["content"], "The digit is 5.", "{first}");
+    let drafted = json!({"speculative": {"max_draft": 3}});
+    for more in [drafted.clone(), drafted.clone(), json!({})] {
+        let again = ask("dev-248-0.png", digit, more).await.ok();
+        assert_eq!(comparable(&again), comparable(&first));
+    }
+    let (events, done) = ask("dev-248-0.png", digit, json!({"stream": true})).await.events();
+    assert!(done);
+    assert_eq!(joined(&events), comparable(&first));
+    let other = ask("dev-280-0.png", crosses, plain.clone()).await.ok();
+    assert_eq!(other["choices"][0]["message"]["content"], "There are 6 green crosses.", "{other}");
+    let (one, two) = tokio::join!(
+        ask("dev-248-0.png", digit, drafted.clone()),
+        ask("dev-280-0.png", crosses, drafted.clone())
+    );
+    assert_eq!((comparable(&one.ok()), comparable(&two.ok())), (comparable(&first), comparable(&other)));
 }
 
 /// E5 on real weights: scores of a prompt are those of decoding it, digit by digit.

@@ -69,11 +69,12 @@ async fn pictures_are_counted_and_cached_by_content() {
     assert_eq!(usage["prompt_tokens"], counted["prompt_tokens"]);
     let again = server.chat(ask(&[part(&one), part(&other)])).await.ok();
     let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-    assert_eq!(cached(&again), usage["prompt_tokens"].as_u64().unwrap() - 1);
+    // Up to the end of the message: the prompt is too short for a state at its own end.
+    assert!(cached(&again) > tokens.iter().sum::<u64>(), "{again}");
     assert_eq!(again["choices"], first["choices"]);
     // The same ids, other pictures.
     let swapped = server.chat(ask(&[part(&other), part(&one)])).await.ok();
-    assert!(cached(&swapped) < 20, "{swapped}");
+    assert!(cached(&swapped) < tokens.iter().sum::<u64>(), "{swapped}");
     let counters = server.engine.status().counters;
     assert_eq!(counters.pictures_encoded, 2, "{counters:?}");
 }
