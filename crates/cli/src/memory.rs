@@ -145,6 +145,6 @@ mod tests {
     fn what_the_system_says() {
         assert_eq!(meminfo("MemTotal:  9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
         assert_eq!(meminfo("MemTotal:  9 kB\n"), None);
-        assert_eq!(limit(MemoryLimit::Bytes(5)), Some(5));
+        assert_eq!(limit(MemoryLimit::Bytes(5), "cpu"), Some(5));
     }
 }
