@@ -91,11 +91,6 @@ impl Store {
         Ok(Self { root })
     }
 
-    /// Its folder, which may not be there yet.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
-    }
-
     fn home(&self, name: &Name) -> PathBuf {
         self.root.join(&name.owner).join(&name.name)
     }

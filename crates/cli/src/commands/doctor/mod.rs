@@ -80,7 +80,7 @@ pub(crate) fn doctor(args: &DoctorArgs, output: &Output) -> Result {
     checks.extend(intel::checks(root));
     let store = match &args.store {
         Some(store) => store.clone(),
-        None => place::existing(Store::new(None)?.root()),
+        None => place::existing(&Store::new(None)?.root),
     };
     checks.extend(place::checks(&store, args.port));
     let devices = kernels::devices(cuda::cards().len());
