@@ -80,16 +80,8 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
 }
 
 /// Options that `docs/api.md` names and this version does not have. A similar option would be a wrong tip.
-const LATER: [&str; 8] = [
-    "--audit",
-    "--cache-device",
-    "--exit-on-stall",
-    "--image-background",
-    "--image-max-tokens",
-    "--image-url-allow",
-    "--late-system",
-    "--numa",
-];
+const LATER: [&str; 6] =
+    ["--audit", "--cache-device", "--exit-on-stall", "--image-url-allow", "--late-system", "--numa"];
 
 /// Help goes to stdout, mistakes to stderr with a hint.
 fn not_parsed(error: &clap::Error, words: &[OsString]) -> ExitCode {

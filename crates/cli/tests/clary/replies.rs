@@ -110,7 +110,7 @@ fn a_chat_remembers() {
 }
 
 #[test]
-fn mistakes_end_a_chat_over_a_pipe() {
+fn mistakes_in_a_chat_over_a_pipe() {
     for (line, wanted) in [
         ("/nonsense", "/nonsense is no command"),
         ("/think maybe", "on or off"),
@@ -122,6 +122,11 @@ fn mistakes_end_a_chat_over_a_pipe() {
     ] {
         clary_with(&["chat", &demo()], &format!("{line}\n")).code(2).err_has(wanted);
     }
+    // A command that means nothing stops nothing; a chat that was not loaded does.
+    let chat = ["chat", &demo(), "--temperature", "0", "--thinking", "off"];
+    clary_with(&chat, &format!("/nonsense\n{QUESTION}\n")).code(2).out_has("95").err_has("not obeyed");
+    let stopped = clary_with(&chat, &format!("/load no/such/file\n{QUESTION}\n")).code(2);
+    assert_eq!(stopped.out, "", "{stopped:#?}");
     clary_with(&["chat", &demo()], "").code(0);
     clary(&["chat", &demo(), "--json"]).code(2);
 }

@@ -324,7 +324,6 @@ fn nonsense_is_refused_before_loading() {
         (&["--template-kwargs", "{\"tools\": 1}"], "not known"),
         (&["--api-key-file", "no/such/file"], "no/such/file"),
         (&["--ctx", "99999999"], "trained"),
-        (&["--vision", "on"], "unexpected argument"),
         (&["--audit", "5"], "this version has no --audit"),
         (&["--top-k", "-1"], "invalid value '-1'"),
     ] {

@@ -81,7 +81,20 @@ fn help_version_manual_and_completions() {
     clary(&["man"]).code(0).out_has(".TH clary 1");
     let dir = tempfile::tempdir().unwrap();
     clary(&["man", &dir.path().display().to_string()]).code(0);
-    assert!(dir.path().join("clary-run.1").is_file());
+    let page = std::fs::read_to_string(dir.path().join("clary-run.1")).unwrap();
+    assert!(page.contains(concat!("clary ", env!("CARGO_PKG_VERSION"))), "{page}");
+    clary(&["chat", "--help"]).code(0).out_has("/undo");
+}
+
+#[test]
+fn hints_are_about_the_command() {
+    clary(&["eval"]).code(2).err_has("`clary help eval`");
+    clary(&["serve", "m", "--numa", "off"]).code(2).err_has("this version has no --numa");
+    clary(&["bench", "m", "--tokens", "-1"])
+        .code(2)
+        .err_has("invalid value '-1'")
+        .err_has("`clary help bench`");
+    clary(&["run", "m", "--seed", "-1"]).code(2).err_has("invalid value '-1'");
 }
 
 #[test]

@@ -316,7 +316,7 @@ const SECRETS: [&str; 16] = [
     "/root",
     "/home",
     "/tmp",
-    "/work",
+    env!("CARGO_MANIFEST_DIR"),
     "/usr",
     "/etc",
     ".rs",

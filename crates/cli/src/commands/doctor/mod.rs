@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 
 use crate::error::{Exit, Failure, Result};
 use crate::output::Output;
+use crate::store::Store;
 
 /// `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Folder of models, whose disk is looked at [default: the current one]
+    /// The store of models, whose disk is looked at [default: CLARY_STORE, else the user's data folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
     /// Port that `serve` would listen at
@@ -77,7 +78,11 @@ pub(crate) fn doctor(args: &DoctorArgs, output: &Output) -> Result {
     let mut checks = system::checks(root);
     checks.extend(cuda::checks(root));
     checks.extend(intel::checks(root));
-    checks.extend(place::checks(args.store.as_deref().unwrap_or(Path::new(".")), args.port));
+    let store = match &args.store {
+        Some(store) => store.clone(),
+        None => place::existing(&Store::new(None)?.root),
+    };
+    checks.extend(place::checks(&store, args.port));
     let devices = kernels::devices(cuda::cards().len());
     let (tested, works) = kernels::checks(&devices);
     checks.extend(tested);

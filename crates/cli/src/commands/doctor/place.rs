@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::Check;
@@ -14,6 +14,11 @@ const PROBE: usize = 64 << 20;
 const BLOCK: usize = 1 << 20;
 /// Least free space: a small model.
 const SPACE_MIN: u64 = 4 << 30;
+
+/// The folder, or the nearest one above it that is there: a store is made by the first `pull`.
+pub(super) fn existing(store: &Path) -> PathBuf {
+    store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new(".")).to_owned()
+}
 
 pub(super) fn checks(store: &Path, port: u16) -> Vec<Check> {
     vec![space(store), speed(store), self::port(port)]
@@ -96,6 +101,7 @@ mod tests {
         assert_eq!(speed(dir.path()).state, State::Ok);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
         assert_eq!(space(&dir.path().join("no")).state, State::Fail);
+        assert_eq!(existing(&dir.path().join("no/such")), dir.path());
         assert_eq!(speed(&dir.path().join("no")).state, State::Warn);
         let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let number = taken.local_addr().unwrap().port();
