@@ -70,7 +70,7 @@ impl Core {
             };
             let Some(job) = self.queue.remove(at) else { return };
             if let Err(job) = self.place(slot, job) {
-                self.queue.insert(at, job);
+                self.queue.insert(at, *job);
                 return;
             }
         }
@@ -137,7 +137,7 @@ impl Core {
     }
 
     /// Starts a job in a slot, or gives it back where memory does not suffice now.
-    fn place(&mut self, slot: usize, job: Job) -> Result<(), Job> {
+    fn place(&mut self, slot: usize, job: Job) -> Result<(), Box<Job>> {
         let request = &job.request;
         let length_max = request.length_max(self.spec.context_max);
         let mut found = self.look_up(&job);
@@ -145,7 +145,7 @@ impl Core {
         let id = SlotId(slot as u32);
         match self.store.admit(&mut *self.model, id, &mut found, pages_max) {
             Ok(Some(resumed)) => self.start(slot, job, length_max, &found, resumed),
-            Ok(None) => return Err(job),
+            Ok(None) => return Err(Box::new(job)),
             Err(error) => {
                 let fault = ReplyError::DeviceFault { message: error.to_string() };
                 self.refuse(job, FinishReason::Failed(fault));
