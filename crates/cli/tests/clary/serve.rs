@@ -332,7 +332,7 @@ fn nonsense_is_refused_before_loading() {
     }
     clary(&["serve", &demo, "--device", "cuda:0"]).code(5).err_has("hint: ");
     clary(&["serve", &project("docs")]).code(3);
-    let small = ["serve", &demo, "--memory-limit", "50MiB", "--slots", "4", "--ctx", "4096", "--kv", "int16"];
+    let small = ["serve", &demo, "--memory-limit", "70MiB", "--slots", "4", "--ctx", "4096", "--kv", "int16"];
     clary(&small).code(4).err_has("weights").err_has("--ctx").err_has("--slots 1").err_has("--kv int8");
 }
 

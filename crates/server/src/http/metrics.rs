@@ -24,6 +24,15 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
+    /// The stage once the engine has told of `event`.
+    pub(crate) fn after(self, event: &engine::Event) -> Self {
+        match event {
+            engine::Event::Admitted { .. } if self == Self::Queued => Self::Prefill,
+            engine::Event::Prefilled { .. } => Self::Decode,
+            _ => self,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",

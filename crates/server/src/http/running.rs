@@ -266,18 +266,18 @@ impl Running {
 
     fn take(&mut self, prompt: usize, event: Event, updates: &mut Vec<Update>) -> Result<(), ApiError> {
         let at = |choice: u32| prompt * self.per_prompt + choice as usize;
+        self.stage = self.stage.after(&event);
         match event {
             Event::Admitted { choice, cache, .. } => {
                 if choice == 0 {
                     self.prompt_tokens.1 += cache.hit_tokens;
                 }
-                self.stage = if self.stage == Stage::Queued { Stage::Prefill } else { self.stage };
                 if !std::mem::replace(&mut self.admitted, true) {
                     updates.push(Update::Admitted);
                 }
             }
             Event::PromptScores { scores, .. } => self.prompt_scores[prompt].extend(scores),
-            Event::Prefilled { .. } => self.stage = Stage::Decode,
+            Event::Prefilled { .. } => {}
             Event::Tokens { choice, tokens, scores } => {
                 let index = at(choice);
                 self.choices[index].read(index, &tokens, scores, updates);
@@ -342,6 +342,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over() {
+            // What the engine has told already counts, read or not.
+            while let Ok((_, event)) = self.events.try_recv() {
+                self.stage = self.stage.after(&event);
+            }
             self.app.metrics().cancelled(self.stage);
             self.context.log.left(self.stage);
         }
