@@ -14,6 +14,7 @@ use std::{collections::HashMap, fmt, str::FromStr, thread};
 use quant::{Dtype, Encoding, Matrix, Scheme, Zero};
 use serde_json::Value;
 
+use self::values::Arrays;
 use crate::{Error, Expected, Kind, Problem, Projection, Source, checkpoint::lacks, names};
 
 pub use write::write;
@@ -146,14 +147,27 @@ impl Synth {
         }
     }
 
-    fn generate(&self, module: &str, expert: bool, rows: usize, cols: usize) -> Result<Matrix, Error> {
-        let encoding = self.recipe.encoding(module, expert, cols);
-        let (codes, scales, biases) = values::arrays(self.seed, module, rows, cols, encoding);
-        Matrix::new(rows, cols, encoding, codes.into(), scales.into(), biases.into()).map_err(|_| {
-            let expected = "a matrix that is neither empty nor too large".to_owned();
-            Problem::Shape { tensor: module.to_owned(), found: vec![rows, cols], expected }.into()
-        })
+    fn generate(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        let encoding = self.recipe.encoding(module, false, cols);
+        let mut arrays = Arrays::zeros(rows, cols, encoding);
+        arrays.fill(self.seed, module, cols, encoding);
+        whole(module, rows, cols, encoding, arrays)
     }
+}
+
+/// The matrix that these arrays hold.
+fn whole(
+    module: &str,
+    rows: usize,
+    cols: usize,
+    encoding: Encoding,
+    arrays: Arrays,
+) -> Result<Matrix, Error> {
+    let Arrays { codes, scales, biases } = arrays;
+    Matrix::new(rows, cols, encoding, codes.into(), scales.into(), biases.into()).map_err(|_| {
+        let expected = "a matrix that is neither empty nor too large".to_owned();
+        Problem::Shape { tensor: module.to_owned(), found: vec![rows, cols], expected }.into()
+    })
 }
 
 /// Path of one projection of one expert.
@@ -175,7 +189,7 @@ impl Source for Synth {
 
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         self.check(module, Kind::Matrix { rows, cols })?;
-        self.generate(module, false, rows, cols)
+        self.generate(module, rows, cols)
     }
 
     fn experts(
@@ -187,21 +201,27 @@ impl Source for Synth {
         cols: usize,
     ) -> Result<Vec<Matrix>, Error> {
         self.check(prefix, Kind::Experts { projection, experts, rows, cols })?;
-        let one = |e: usize| self.generate(&expert_module(prefix, projection, e), true, rows, cols);
+        let mut all: Vec<(String, Encoding, Arrays)> = (0..experts)
+            .map(|expert| {
+                let module = expert_module(prefix, projection, expert);
+                let encoding = self.recipe.encoding(&module, true, cols);
+                (module, encoding, Arrays::zeros(rows, cols, encoding))
+            })
+            .collect();
         let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        let share = experts.div_ceil(threads).max(1);
-        let some = |first: usize| (first..experts.min(first + share)).map(one).collect();
         // Every expert has a stream of its own, so the threads cannot change what it holds.
-        let parts: Vec<Result<Vec<Matrix>, Error>> = thread::scope(|scope| {
-            let spawn = |first: usize| scope.spawn(move || some(first));
-            let running: Vec<_> = (0..experts).step_by(share).map(spawn).collect();
-            running.into_iter().map(|t| t.join().expect("generating does not panic")).collect()
+        thread::scope(|scope| {
+            for part in all.chunks_mut(experts.div_ceil(threads).max(1)) {
+                scope.spawn(move || {
+                    for (module, encoding, arrays) in part {
+                        arrays.fill(self.seed, module, cols, *encoding);
+                    }
+                });
+            }
         });
-        let mut matrices = Vec::with_capacity(experts);
-        for part in parts {
-            matrices.extend(part?);
-        }
-        Ok(matrices)
+        all.into_iter()
+            .map(|(module, encoding, arrays)| whole(&module, rows, cols, encoding, arrays))
+            .collect()
     }
 
     fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {

@@ -107,30 +107,38 @@ pub(crate) fn fill_scales(
 }
 
 /// The three arrays of a matrix, whole.
-pub(crate) fn arrays(
-    seed: u64,
-    module: &str,
-    rows: usize,
-    cols: usize,
-    encoding: Encoding,
-) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
-    match encoding {
-        Encoding::Dense(dtype) => {
-            let mut codes = vec![0; rows * cols * dtype.size()];
-            fill_dense(seed, module, cols, 0, &mut codes);
-            (codes, Vec::new(), Vec::new())
-        }
-        Encoding::Grouped(scheme) => {
-            let mut codes = vec![0; rows * cols / 8 * scheme.bits as usize];
-            fill_codes(seed, module, 0, &mut codes);
-            let bytes = rows * (cols / scheme.group) * scheme.scales.size();
-            let floats = |biases| {
-                let mut out = vec![0; bytes];
-                fill_scales(seed, module, (cols, scheme), biases, 0, &mut out);
-                out
-            };
-            let biases = if scheme.zero == Zero::Affine { floats(true) } else { Vec::new() };
-            (codes, floats(false), biases)
+pub(crate) struct Arrays {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) scales: Vec<u8>,
+    pub(crate) biases: Vec<u8>,
+}
+
+impl Arrays {
+    /// Zeros of the right sizes. Memory is taken by the thread that keeps it: what short-lived threads take
+    /// stays in pools of their own when it is given back.
+    pub(crate) fn zeros(rows: usize, cols: usize, encoding: Encoding) -> Self {
+        let (codes, scales, biases) = match encoding {
+            Encoding::Dense(dtype) => (rows * cols * dtype.size(), 0, 0),
+            Encoding::Grouped(scheme) => {
+                let floats = rows * (cols / scheme.group) * scheme.scales.size();
+                let biases = if scheme.zero == Zero::Affine { floats } else { 0 };
+                (rows * cols / 8 * scheme.bits as usize, floats, biases)
+            }
+        };
+        Self { codes: vec![0; codes], scales: vec![0; scales], biases: vec![0; biases] }
+    }
+
+    /// Writes the values of `module`, a matrix with `cols` inputs in this encoding.
+    pub(crate) fn fill(&mut self, seed: u64, module: &str, cols: usize, encoding: Encoding) {
+        match encoding {
+            Encoding::Dense(_) => fill_dense(seed, module, cols, 0, &mut self.codes),
+            Encoding::Grouped(scheme) => {
+                fill_codes(seed, module, 0, &mut self.codes);
+                fill_scales(seed, module, (cols, scheme), false, 0, &mut self.scales);
+                if scheme.zero == Zero::Affine {
+                    fill_scales(seed, module, (cols, scheme), true, 0, &mut self.biases);
+                }
+            }
         }
     }
 }
@@ -194,7 +202,9 @@ mod tests {
 
     fn moments(module: &str, encoding: Encoding) -> (f64, f64) {
         let (rows, cols) = (64, 2048);
-        let (codes, scales, biases) = arrays(5, module, rows, cols, encoding);
+        let mut arrays = Arrays::zeros(rows, cols, encoding);
+        arrays.fill(5, module, cols, encoding);
+        let Arrays { codes, scales, biases } = arrays;
         let matrix =
             Matrix::new(rows, cols, encoding, codes.into(), scales.into(), biases.into()).expect("valid");
         let mut row = vec![0.0; cols];
