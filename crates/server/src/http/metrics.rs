@@ -55,6 +55,7 @@ pub(crate) struct Metrics {
     draft_accepted: Counts<1>,
     cancelled: Counts<1>,
     numerical_faults: Counter,
+    images: Counts<1>,
     tool_calls: Counts<1>,
     rejected: Counts<1>,
     slots: Family<Labels<1>, Level>,
@@ -100,6 +101,7 @@ impl Metrics {
             draft_accepted: Family::default(),
             cancelled: Family::default(),
             numerical_faults: Counter::default(),
+            images: Family::default(),
             tool_calls: Family::default(),
             rejected: Family::default(),
             slots: Family::default(),
@@ -138,6 +140,7 @@ impl Metrics {
             "Replies ended by a non-finite logit",
             self.numerical_faults.clone(),
         );
+        own.register("images", "Pictures of prompts, by where their features came from", self.images.clone());
         own.register("tool_calls", "Tool calls by result", self.tool_calls.clone());
         own.register("rejected", "Requests refused, by reason", self.rejected.clone());
         own.register("slots", "Slots by state", self.slots.clone());
@@ -166,6 +169,7 @@ impl Metrics {
         labelled(&self.generated_tokens, "kind", &["reasoning", "content", "tool"]);
         labelled(&self.cancelled, "stage", &["queued", "prefill", "decode"]);
         labelled(&self.tool_calls, "result", &["ok", "unparsed", "cut"]);
+        labelled(&self.images, "result", &["encoded", "cached"]);
     }
 
     /// The names that gateways and dashboards of vLLM read.
@@ -239,7 +243,8 @@ impl Metrics {
         let status = &reading.status;
         let busy = status.prefilling + status.decoding;
         for (state, count) in [
-            ("prefill", status.prefilling),
+            ("image", status.encoding),
+            ("prefill", status.prefilling.saturating_sub(status.encoding)),
             ("decode", status.decoding),
             ("idle", status.slots.saturating_sub(busy)),
         ] {
@@ -264,6 +269,9 @@ impl Metrics {
         store(&self.generated_all, counters.generated);
         store(&self.draft_proposed, counters.drafts.proposed);
         store(&self.numerical_faults, counters.numerical_faults);
+        let images = |result: &str| self.images.get_or_create_owned(&[("result", result.to_owned())]);
+        store(&images("encoded"), counters.pictures_encoded);
+        store(&images("cached"), counters.pictures_cached);
         for (position, &accepted) in counters.drafts.accepted_by_position.iter().enumerate() {
             let label = [("position", position.to_string())];
             store(&self.draft_accepted.get_or_create_owned(&label), accepted);

@@ -77,6 +77,8 @@ async fn pictures_are_counted_and_cached_by_content() {
     assert!(cached(&swapped) < tokens.iter().sum::<u64>(), "{swapped}");
     let counters = server.engine.status().counters;
     assert_eq!(counters.pictures_encoded, 2, "{counters:?}");
+    let metrics = server.get("/metrics").await;
+    assert!(metrics.text().contains(r#"clary_images_total{result="encoded"} 2"#), "{}", metrics.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
