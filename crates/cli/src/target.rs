@@ -1,6 +1,6 @@
 //! Files that get their name when they are whole.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -24,6 +24,19 @@ impl Target {
     /// Begins to write `path`. A link is followed. Folders, pipes and devices are refused: a file that takes
     /// their name would replace them.
     pub(crate) fn create(path: &Path) -> Result<Self> {
+        Self::open(path, OpenOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// [`Self::create`] for what only its owner may read, such as prompts.
+    pub(crate) fn private(path: &Path) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        Self::open(path, &options)
+    }
+
+    fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         let failed = |error: io::Error| Failure::file(path, &error);
         let path = match fs::canonicalize(path) {
             Ok(there) if there.is_file() => there,
@@ -43,7 +56,7 @@ impl Target {
         // Two processes that write the same file must not write into each other's.
         partial_name.push(format!(".{}.partial", process::id()));
         let partial = path.with_file_name(partial_name);
-        let file = File::create(&partial).map_err(failed)?;
+        let file = options.open(&partial).map_err(failed)?;
         Ok(Self { file, partial, path, is_whole: false })
     }
 
@@ -106,6 +119,17 @@ mod tests {
             assert_eq!(Target::create(&path).unwrap_err().exit, Exit::Usage, "{path:?}");
         }
         assert!(names(dir.path()).is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_private_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        Target::create(&path).unwrap().finish().unwrap();
+        Target::private(&path).unwrap().finish().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[cfg(unix)]

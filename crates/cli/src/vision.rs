@@ -94,6 +94,10 @@ pub(crate) fn settle(
 
 /// What the folder's preprocessor says, or the published values, and what was typed.
 pub(crate) fn settings(dir: Option<&Path>, args: &VisionArgs) -> Result<VisionSettings> {
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        let message = format!("{}: no such folder", dir.display());
+        return Err(Failure::new(Exit::Model, message).hint("name the folder of a model"));
+    }
     let path = dir.map(|dir| dir.join("preprocessor_config.json")).filter(|path| path.exists());
     let json = path.map_or_else(|| Ok(Value::Object(Default::default())), |path| read(&path))?;
     let own = Preprocessor::from_json(&json).map_err(|error| {

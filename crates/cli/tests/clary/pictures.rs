@@ -16,6 +16,7 @@ fn a_picture_is_shown_as_the_model_sees_it() {
     assert_eq!((&again["tokens"], &again["grid"]), (&9.into(), &serde_json::json!([1, 6, 6])));
     let first = clary(&["image", &picture, "--model", &model, "--json"]).code(0).json();
     assert_eq!(again["sha256"], first["sha256"], "the model sees the same again");
+    clary(&["image", &picture, "--model", "models/none"]).code(3).err_has("no such folder").err_has("hint: ");
     clary(&["image", &project("README.md")]).code(2).err_has("not a picture");
 }
 

@@ -10,6 +10,17 @@ use text::Note;
 
 use super::error::{ApiError, Code, quoted};
 
+/// Words for how hard to think, and whether that is at all: the family knows no more.
+pub(crate) const EFFORTS: [(&str, bool); 7] = [
+    ("none", false),
+    ("minimal", true),
+    ("low", true),
+    ("medium", true),
+    ("high", true),
+    ("xhigh", true),
+    ("max", true),
+];
+
 /// Most unknown fields that are named.
 const UNKNOWN_NOTED_MAX: usize = 32;
 

@@ -48,6 +48,7 @@ async fn thinking_is_decided_in_order() {
         (json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}}), false),
         (json!({"reasoning_effort": null, "chat_template_kwargs": {"enable_thinking": false}}), false),
         (json!({"reasoning_effort": "low"}), true),
+        (json!({"reasoning_effort": "xhigh"}), true),
     ] {
         let mut fields = fields;
         fields["dry_run"] = true.into();

@@ -25,7 +25,7 @@ pub(crate) fn bundle(args: &BundleArgs, output: &Output) -> Result {
     let bundle = files::bundle(&path)?;
     let text = format!("{:#}\n", serde_json::json!(bundle));
     let Some(out) = &args.out else { return Ok(output.out(&text)?) };
-    let mut target = Target::create(out)?;
+    let mut target = Target::private(out)?;
     target.file.write_all(text.as_bytes()).map_err(|error| target.failed(&error))?;
     target.finish()
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::super::constraint::Wish;
 use super::super::error::{ApiError, Code};
-use super::super::fields::{Fields, unexpected, whole};
+use super::super::fields::{EFFORTS, Fields, unexpected, whole};
 use super::super::limits::{CHOICES_MAX, KWARG_BYTES_MAX, MODEL_NAME_MAX, REGEX_BYTES_MAX};
 use super::super::params::Params;
 use super::super::state::Served;
@@ -150,8 +150,7 @@ fn reasoning_format(fields: &mut Fields) -> Result<ReasoningFormat, ApiError> {
 
 /// Effort `none`, then the template's own switch, then any other effort.
 fn thinking(fields: &mut Fields, by_template: Option<bool>) -> Result<Option<bool>, ApiError> {
-    let words = [("none", false), ("minimal", true), ("low", true), ("medium", true), ("high", true)];
-    Ok(match fields.word("reasoning_effort", &words)? {
+    Ok(match fields.word("reasoning_effort", &EFFORTS)? {
         Some(false) => Some(false),
         effort => by_template.or(effort),
     })

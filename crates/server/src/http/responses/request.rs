@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::super::chat::{ChatRequest, ReasoningFormat, ToolChoice, answer_format, read_choice};
 use super::super::error::{ApiError, Code};
-use super::super::fields::{Fields, unexpected};
+use super::super::fields::{EFFORTS, Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
 use super::super::params::Params;
 use super::super::state::Served;
@@ -144,8 +144,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served) -> Result<Read, Api
 fn reasoning(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
     let Some(mut inner) = fields.object("reasoning")? else { return Ok(None) };
     inner.ignore(&["summary", "generate_summary"]);
-    let words = [("none", false), ("minimal", true), ("low", true), ("medium", true), ("high", true)];
-    inner.word("effort", &words)
+    inner.word("effort", &EFFORTS)
 }
 
 /// Turns items into messages.
