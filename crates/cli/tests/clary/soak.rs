@@ -21,7 +21,7 @@ fn a_short_soak_of_a_model_and_of_a_server() {
     let ran = ran.code(0);
     let document = ran.json();
     assert_eq!((&document["failures"], &document["busy_at_end"]), (&0.into(), &0.into()), "{document}");
-    for count in ["finished", "left", "generated_tokens", "memory_bytes"] {
+    for count in ["finished", "pictures", "image_tokens", "left", "generated_tokens", "memory_bytes"] {
         assert!(document[count].as_u64() > Some(0), "{count}: {document}");
     }
     let server = Server::start("1024", &["--slots", "2"]);

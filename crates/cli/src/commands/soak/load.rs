@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::ask::{Ask, Asks, Fate, KNOWN};
+use super::ask::{Ask, Asks, Fate, KNOWN, pictures};
 use super::tally::Tally;
 use crate::client::{Client, Left};
 use crate::error::{Exit, Failure, Result};
@@ -75,6 +75,11 @@ impl Load {
             Ok(Got::Reply(text, usage, first)) => {
                 tally.finished += 1;
                 tally.usage(&usage);
+                let (shown, rows) = (pictures(&ask.body), image_tokens(&usage));
+                tally.pictures += shown as u64;
+                if (shown > 0) != (rows > 0) {
+                    tally.fail(format!("{shown} pictures were counted as {rows} tokens"));
+                }
                 Tally::time(&mut tally.whole, time);
                 if let Some(first) = first {
                     Tally::time(&mut tally.first, first);
@@ -109,10 +114,8 @@ fn answer(client: &Client, ask: &Ask) -> std::result::Result<Got, String> {
             Ok(Left::Answered(status)) => Err(format!("status {status}")),
             Err(failure) => Err(failure.message),
         },
-        Fate::Wrong => match client.post(path, &ask.body).map_err(told)? {
-            answer if answer.status == 400 && answer.json()["error"]["code"] == "invalid_value" => {
-                Ok(Got::Refused)
-            }
+        Fate::Wrong(code) => match client.post(path, &ask.body).map_err(told)? {
+            answer if answer.status == 400 && answer.json()["error"]["code"] == code => Ok(Got::Refused),
             answer => Err(format!("a wrong request was answered with {}: {}", answer.status, answer.body)),
         },
         _ if ask.body["stream"] == true => follow(client, path, ask),
@@ -126,6 +129,11 @@ fn answer(client: &Client, ask: &Ask) -> std::result::Result<Got, String> {
             Ok(Got::Reply(text(message), reply["usage"].clone(), None))
         }
     }
+}
+
+/// Tokens of a prompt that stand for pictures.
+pub(super) fn image_tokens(usage: &Value) -> u64 {
+    usage["prompt_tokens_details"]["image_tokens"].as_u64().unwrap_or(0)
 }
 
 /// Reasoning and content, told apart.

@@ -84,9 +84,11 @@ pub(crate) fn soak(args: &SoakArgs, output: &Output) -> Result {
     let models = client.get("/v1/models")?.ok("/v1/models")?.json();
     let model = models["data"][0]["id"].as_str().unwrap_or("model");
     let context = models["data"][0]["max_model_len"].as_u64().unwrap_or(4096) as usize;
-    let asks = Asks::new(args.seed, model, context);
+    let can = models["data"][0]["capabilities"].as_array();
+    let asks = Asks::new(args.seed, model, context, can.is_some_and(|can| can.contains(&"vision".into())));
+    let pictures = if asks.has_pictures() { "with pictures" } else { "without pictures" };
     output.note(&format!(
-        "{model} at {}, {} streams, {} minutes, seed {}: known replies alone first",
+        "{model} at {}, {} streams, {} minutes, seed {}, {pictures}: known replies alone first",
         client.base, args.streams, args.minutes, args.seed
     ))?;
     let load = Load::prepare(client.clone(), asks, args.seed)?;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::load::image_tokens;
 use crate::table::{self, Table, grouped};
 
 /// Memory may settle for this long, or for half of a shorter soak, before its slope counts.
@@ -27,6 +28,9 @@ pub(super) struct Tally {
     pub(super) canaries: u64,
     pub(super) failures: u64,
     pub(super) first_failure: Option<String>,
+    /// Pictures of finished requests, and the prompt tokens that stand for them.
+    pub(super) pictures: u64,
+    pub(super) image_tokens: u64,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) generated: u64,
@@ -52,6 +56,7 @@ impl Tally {
         let count = |value: &Value| value.as_u64().unwrap_or(0);
         self.prompt_tokens += count(&usage["prompt_tokens"]);
         self.cached_tokens += count(&usage["prompt_tokens_details"]["cached_tokens"]);
+        self.image_tokens += image_tokens(usage);
         self.generated += count(&usage["completion_tokens"]);
     }
 
@@ -95,10 +100,11 @@ impl Tally {
     pub(super) fn line(&self) -> String {
         let memory = self.memory.last().map_or("-".to_owned(), |(_, bytes)| table::bytes(*bytes));
         format!(
-            "{:6.1} min  requests {}  finished {}  left {}  compared {}  failures {}  tokens {}  memory {memory}",
+            "{:6.1} min  requests {}  finished {}  pictures {}  left {}  compared {}  failures {}  tokens {}  memory {memory}",
             self.elapsed.as_secs_f64() / 60.0,
             self.requests,
             self.finished,
+            self.pictures,
             self.left,
             self.compared,
             self.failures,
@@ -123,8 +129,13 @@ impl Tally {
         let compared =
             format!("{} replies equal to the same ones alone, {} canaries", self.compared, self.canaries);
         table.row(["compared", &compared]);
-        let prompt =
-            format!("{}, {} from the cache", grouped(self.prompt_tokens), grouped(self.cached_tokens));
+        let prompt = format!(
+            "{}, {} from the cache, {} of {} pictures",
+            grouped(self.prompt_tokens),
+            grouped(self.cached_tokens),
+            grouped(self.image_tokens),
+            grouped(self.pictures)
+        );
         table.row(["prompt tokens", &prompt]);
         let generated =
             format!("{}, {:.1} a second", grouped(self.generated), self.generated as f64 / seconds);
@@ -159,6 +170,8 @@ impl Tally {
             "refused": self.refused,
             "compared": self.compared,
             "canaries": self.canaries,
+            "pictures": self.pictures,
+            "image_tokens": self.image_tokens,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated,
