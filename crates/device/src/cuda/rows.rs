@@ -12,6 +12,8 @@ const BLOCK: u32 = 256;
 /// Threads of a normed row, and of a normed head.
 const NORM_BLOCK: u32 = 512;
 const HEAD_BLOCK: u32 = 128;
+/// Values of a head that a warp norms by itself.
+const WARP_HEAD: usize = 128;
 /// Commands after a writer in which the reader of its codes is looked for.
 const LOOK_AHEAD: usize = 6;
 
@@ -190,8 +192,15 @@ fn gated_norm(
 ) -> Result {
     let (z, (weight, head), to) = (c.plane(z), c.vector(weight), c.output(x));
     let codes = codes_for(c, x, rows, rest, head)?;
-    let args = Args::new().ptr(to.ptr).ptr(z.ptr).ptr(weight).size(head).f32(f32::from_bits(eps));
-    let grid = [to.width / head, rows, 1];
+    let (args, heads) = (Args::new().ptr(to.ptr).ptr(z.ptr).ptr(weight), to.width / head);
+    if head == WARP_HEAD {
+        let args = args.size(heads).size(rows * heads).f32(f32::from_bits(eps)).words(&codes);
+        let grid = [(rows * heads).div_ceil(BLOCK as usize / 32), 1, 1];
+        c.launch(Kernel::new("gated_norm.cu", "gated_norm_128"), grid, BLOCK, args);
+        return Ok(());
+    }
+    let args = args.size(head).f32(f32::from_bits(eps));
+    let grid = [heads, rows, 1];
     c.launch(kernel("gated_norm_heads"), grid, HEAD_BLOCK, args.words(&codes));
     Ok(())
 }

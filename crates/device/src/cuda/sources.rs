@@ -9,6 +9,7 @@ macro_rules! texts {
 /// Files with kernels, by name.
 pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
+    "gated_norm.cu" => "cuda/gated_norm.cu",
     "draw.cu" => "cuda/draw.cu",
     "probe.cu" => "cuda/probe.cu",
     "exact.cu" => "cuda/exact.cu",
@@ -52,6 +53,7 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
 /// Files with the constants they are checked with when no card is there.
 pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
+    ("gated_norm.cu", &[]),
     ("draw.cu", &[]),
     ("probe.cu", &[]),
     ("exact.cu", &[]),

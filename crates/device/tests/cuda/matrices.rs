@@ -6,7 +6,7 @@ use device::cuda::Cuda;
 use device::{Buffer, Device, MatrixRef};
 use quant::{Dtype, Encoding, Matrix, Scheme, Zero, bf16_from_f32, f16_from_f32};
 
-use super::{cpu, cuda};
+use super::{Pair, cpu, cuda, filled, read};
 
 const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
@@ -198,6 +198,32 @@ fn grouped_matrices_equal_the_cpu() {
     // Half steps.
     wrong += check(&six(&mut random, 24, 96, &[32], 0), &[1, 4, 40], 8);
     assert_eq!(wrong, 0);
+}
+
+/// Codes that the gated norm makes for the matrix after it, in every group length.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn codes_of_normed_heads_equal_the_cpu() {
+    let mut pair = Pair::new();
+    let (heads, dim, rows) = (3, 128, 26);
+    let width = heads * dim;
+    for group in [32, 64, 128] {
+        let mut random = Random(group as u64);
+        let scheme = Scheme { bits: 4, group, zero: Zero::Affine, scales: Dtype::Bf16 };
+        let matrix = grouped(&mut random, 40, width, scheme);
+        let weight: Vec<f64> = (0..dim).map(|_| random.normal() as f64).collect();
+        let (x, z) = (activations(&mut random, rows, width), activations(&mut random, rows, width));
+        pair.same(&format!("a matrix after a gated norm, groups of {group}"), |device| {
+            let matrix = device.matrix(&matrix).unwrap();
+            let (weight, out) = (device.vector(&weight).unwrap(), device.buffer(rows, 40).unwrap());
+            let [x, z] = [&x, &z].map(|values| filled(device, width, values));
+            device.gated_norm(x, z, rows, weight, 1e-6).unwrap();
+            device.linear(x, rows, &[(matrix, out)]).unwrap();
+            let mut found = read(device, out, rows * 40);
+            found.extend(read(device, x, rows * width));
+            found
+        });
+    }
 }
 
 #[test]
