@@ -58,6 +58,7 @@ fn receipts_are_verified_and_forgeries_are_named() {
     let body = request(json!({"seed": 5, "n": 2}));
     let reply: Value = serde_json::from_str(&ask(&server, &body)).expect("JSON");
     let ran = files.verify(&reply, &body, &[]).code(0).out_has("equal: ").out_has("of 2 replies");
+    assert!(ran.out.contains(" characters of text"), "{ran:#?}");
     assert!(!ran.err.contains("differs"), "{ran:#?}");
 
     // Neither the seed nor the sampling is in this request: the server's come from the receipt.
@@ -67,7 +68,10 @@ fn receipts_are_verified_and_forgeries_are_named() {
     let verified = files.verify(&stream, &open, &["--json"]).code(0).json();
     assert_eq!((&verified["equal"], &verified["choices"]), (&json!(true), &json!(1)), "{verified}");
 
+    texts_are_compared(&files, &body, &reply, &open, &stream);
     let receipt = &reply["clary"]["receipt"];
+    let bare = files.verify(receipt, &body, &[]).code(0);
+    assert!(!bare.out.contains("text"), "{bare:#?}");
     files.verify(receipt, &body, &["--kv", "int16"]).code(7).err_has("kv is int8 in the receipt, int16 here");
     let other_seed = request(json!({"seed": 6, "n": 2}));
     files.verify(receipt, &other_seed, &[]).code(7).err_has("seed is 5 in the receipt, 6 here");
@@ -87,6 +91,31 @@ fn receipts_are_verified_and_forgeries_are_named() {
     assert_eq!(named.json()["place"], json!({"choice": 1, "token": 3}));
     files.verify("{}", &body, &[]).code(2).err_has("holds no receipt");
     another_model(&files, receipt, &body);
+}
+
+/// The ids of a reply say nothing of the text that stands beside them: it is compared too.
+fn texts_are_compared(files: &Files, body: &Value, reply: &Value, open: &Value, stream: &str) {
+    let mut forged = reply.clone();
+    let message = &mut forged["choices"][1]["message"];
+    let said = format!("{}!", message["content"].as_str().expect("a text"));
+    let end = said.chars().count() - 1;
+    message["content"] = said.into();
+    let ran = files.verify(&forged, body, &["--json"]).code(7);
+    let ran = ran.err_has("differs: choices[1].message.content, character ").err_has("the end here");
+    let place = json!({"member": "choices[1].message.content", "character": end});
+    assert_eq!((&ran.json()["what"], &ran.json()["place"]), (&json!("text"), &place));
+    let mut forged = reply.clone();
+    forged["choices"][0]["finish_reason"] = "other".into();
+    files.verify(&forged, body, &[]).code(7).err_has("choices[0].finish_reason, character 0: \"other\"");
+    let mut forged = reply.clone();
+    forged["choices"][0]["message"].as_object_mut().expect("an object").shift_remove("reasoning_content");
+    files
+        .verify(&forged, body, &[])
+        .code(7)
+        .err_has("choices[0].message.reasoning_content, character 0: the end");
+    let more = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"?\"}}]}\n\ndata: [DONE]";
+    let forged = stream.replace("data: [DONE]", more);
+    files.verify(&forged, open, &[]).code(7).err_has("\"?\" in the reply, the end here");
 }
 
 /// A copy of the model with one word of its config changed is another one, and nothing of it is run.
@@ -112,7 +141,7 @@ fn records_are_bundled_and_replayed() {
     let server = Server::start("1024", &["--record", &record, "--thinking", "off", "--draft", "3"]);
     assert!(server.report.iter().any(|line| line.contains("prompts are written")), "{:#?}", server.report);
     let body = request(json!({"temperature": 0, "clary": null}));
-    ask(&server, &body);
+    let reply: Value = serde_json::from_str(&ask(&server, &body)).expect("JSON");
     let names: Vec<_> = fs::read_dir(&record).expect("a folder").flatten().collect();
     let name = names[0].file_name().into_string().expect("a name");
     let id = name.strip_suffix(".bundle.json").expect("a bundle");
@@ -125,7 +154,13 @@ fn records_are_bundled_and_replayed() {
     bundle["request"]["max_tokens"] = 5.into();
     let changed = files.write("changed.json", &bundle);
     clary(&["replay", &changed, &demo()]).code(7).err_has("max_tokens is 40 in the receipt, 5 here");
-    clary(&["bundle", "none", "--record", &record]).code(2).err_has("no record of none");
+    let by_reply = clary(&["bundle", reply["id"].as_str().expect("an id"), "--record", &record]).code(0);
+    assert_eq!(by_reply.json()["request_id"], id);
+    let unknown = clary(&["bundle", "chatcmpl-none", "--record", &record]).code(2);
+    unknown
+        .err_has(&format!("no record of chatcmpl-none: it holds one record, {id}"))
+        .err_has("--record DIR");
+    clary(&["bundle", id, "--record", "/nowhere"]).code(2).err_has("/nowhere").err_has("serve --record DIR");
     clary(&["bundle", "../x", "--record", &record]).code(2).err_has("no request id");
     clary(&["replay", &files.write("no.json", "{}"), &demo()]).code(2).err_has("no bundle");
 }

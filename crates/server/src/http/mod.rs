@@ -61,7 +61,7 @@ pub use messages::{Block, MessageReply, MessageUsage, MessagesRequest, TokenCoun
 pub use params::{ClaryWish, Params, Speculative, StreamOptions};
 pub use receipt::{Receipt, ResolvedSampling, ids_digest};
 pub use record::{BUNDLE_EXTENSION, BUNDLE_VERSION, Bundle, RECORD_BYTES_MAX, ServerSettings};
-pub use rerun::{RerunError, rerun};
+pub use rerun::{Rerun, RerunError, rerun};
 pub use responses::ResponsesRequest;
 pub use scores::{TokenLogprob, TopLogprob};
 pub use settings::{Bind, ClaryFields, SamplingDefaults, SamplingSource, Settings, SettingsError, Typed};

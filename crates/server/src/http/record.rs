@@ -28,6 +28,9 @@ pub struct Bundle {
     pub bundle: u32,
     /// The request's id.
     pub request_id: String,
+    /// The reply's own id, such as `chatcmpl-…`; empty where the reply has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reply_id: String,
     /// Seconds since 1970.
     pub created: u64,
     /// Name of the served model.
@@ -86,6 +89,7 @@ impl Recorder {
         let bundle = Bundle {
             bundle: BUNDLE_VERSION,
             request_id: request_id.to_owned(),
+            reply_id: String::new(),
             created: now_seconds(),
             model: model.to_owned(),
             server: self.settings.clone(),
@@ -99,6 +103,11 @@ impl Recorder {
 }
 
 impl Record {
+    /// Takes the id that the reply's reader sees.
+    pub(crate) fn named(&mut self, reply_id: &str) {
+        self.bundle.reply_id = reply_id.to_owned();
+    }
+
     /// Writes the record; `false` if that was not possible. The reply waits for it, so that a reply that was
     /// seen is recorded.
     pub(crate) fn write(mut self, receipt: Receipt, error: Option<&str>) -> bool {

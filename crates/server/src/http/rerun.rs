@@ -42,7 +42,16 @@ pub enum RerunError {
     NoReceipt(String),
 }
 
-/// Answers a request as a whole reply and returns its receipt. Drafts that the request asks for are left
+/// A request answered again.
+#[derive(Clone, Debug)]
+pub struct Rerun {
+    /// What the reply was made from, and what it came to.
+    pub receipt: Receipt,
+    /// The whole reply, in the dialect of its route.
+    pub reply: Value,
+}
+
+/// Answers a request as a whole reply and returns it with its receipt. Drafts that the request asks for are left
 /// out, and where it names no seed it gets this one; all else is as the request and the settings of `app`
 /// say.
 pub async fn rerun(
@@ -50,7 +59,7 @@ pub async fn rerun(
     route: &str,
     mut request: Map<String, Value>,
     seed: u64,
-) -> Result<Receipt, RerunError> {
+) -> Result<Rerun, RerunError> {
     if !ROUTES.contains(&route) {
         return Err(RerunError::Route(route.to_owned()));
     }
@@ -80,8 +89,9 @@ pub async fn rerun(
     if !status.is_success() {
         return Err(refused(status.as_u16(), &reply));
     }
-    serde_json::from_value(reply["clary"]["receipt"].clone())
-        .map_err(|error| RerunError::NoReceipt(error.to_string()))
+    let receipt = serde_json::from_value(reply["clary"]["receipt"].clone())
+        .map_err(|error| RerunError::NoReceipt(error.to_string()))?;
+    Ok(Rerun { receipt, reply })
 }
 
 /// What an error says, in any dialect.

@@ -172,6 +172,13 @@ impl Running {
         })
     }
 
+    /// Takes the reply's own id, by which a record of it can be found.
+    pub(crate) fn named(&mut self, reply_id: &str) {
+        if let Some(record) = &mut self.record {
+            record.named(reply_id);
+        }
+    }
+
     /// Tokens of pictures, in all prompts.
     pub(crate) fn image_tokens(&self) -> usize {
         self.image_tokens

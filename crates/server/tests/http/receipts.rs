@@ -75,7 +75,7 @@ async fn every_dialect_gives_the_same_receipt_whole_streamed_and_again() {
         let streamed = self::receipt(&last_clary(streamed.text()));
         assert_eq!(streamed, receipt, "{route}");
         let again = rerun(&plain.app, route, map(&body), 7).await.unwrap();
-        assert_eq!(again, receipt, "{route}");
+        assert_eq!(again.receipt, receipt, "{route}");
         body["clary"] = json!({"receipt": false});
         body["stream"] = false.into();
         assert!(server.post(route, &body).await.ok()["clary"].is_null(), "{route}");
@@ -104,9 +104,9 @@ async fn a_seed_that_nobody_named_is_reported_and_used_again() {
     let body = chat(json!({"temperature": 1, "clary": {"receipt": true}}));
     let first = receipt(&server.post("/v1/chat/completions", &body).await.ok());
     let again = rerun(&server.app, "/v1/chat/completions", map(&body), first.seed).await.unwrap();
-    assert_eq!(again, first);
+    assert_eq!(again.receipt, first);
     let other = rerun(&server.app, "/v1/chat/completions", map(&body), first.seed ^ 1).await.unwrap();
-    assert_ne!(other.output, first.output);
+    assert_ne!(other.receipt.output, first.output);
     let error = rerun(&server.app, "/v1/models", map(&body), 0).await.unwrap_err();
     assert_eq!(error, RerunError::Route("/v1/models".into()));
     let refused = rerun(&server.app, "/v1/chat/completions", map(&json!({"model": MODEL})), 0).await;
@@ -133,14 +133,15 @@ async fn requests_are_recorded_and_run_again() {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     };
     let body = chat(json!({"temperature": 1, "stream": true}));
-    let (_, done) = sse(ask("one", &body).await.text());
+    let (events, done) = sse(ask("one", &body).await.text());
     assert!(done);
     let bundle = read("one");
+    assert!(bundle.reply_id.starts_with("chatcmpl-") && events[0]["id"] == bundle.reply_id.as_str());
     assert_eq!((Value::Object(bundle.request.clone()), bundle.error.as_deref()), (body, None));
     assert_eq!(bundle.receipt.prompt, ids_digest(bundle.prompt_ids.iter().map(Vec::as_slice)));
     let route = bundle.receipt.route.clone();
     let again = rerun(&server.app, &route, bundle.request, bundle.receipt.seed).await.unwrap();
-    assert_eq!(again, bundle.receipt);
+    assert_eq!(again.receipt, bundle.receipt);
 
     server.faults.nan_in(3);
     ask("..", &chat(json!({}))).await.error();

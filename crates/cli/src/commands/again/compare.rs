@@ -4,6 +4,7 @@ use serde_json::Value;
 use server::http::Receipt;
 use text::{Specials, Tokenizer};
 
+use super::seen::Parting;
 use crate::args::Kv;
 
 /// Where two receipts part.
@@ -13,11 +14,26 @@ pub(crate) struct Difference {
     pub(crate) what: &'static str,
     /// What is different, in words.
     pub(crate) message: String,
-    /// Choice and token, for a difference in the output.
-    pub(crate) place: Option<(usize, usize)>,
+    /// For a difference in the output.
+    pub(crate) place: Option<Place>,
+}
+
+/// Where in the output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Choice and token.
+    Token(usize, usize),
+    /// Member of the reply and character.
+    Text(String, usize),
 }
 
 impl Difference {
+    /// A reply whose text is not what its tokens say.
+    pub(crate) fn text(parting: Parting) -> Self {
+        let place = Some(Place::Text(parting.place, parting.character));
+        Self { what: "text", message: parting.message, place }
+    }
+
     pub(crate) fn new(what: &'static str, message: impl Into<String>) -> Self {
         Self { what, message: message.into(), place: None }
     }
@@ -29,6 +45,7 @@ impl Difference {
     /// How to go on.
     pub(crate) fn hint(&self) -> &'static str {
         match self.what {
+            "text" => "the tokens are equal: somebody changed the text after it was written",
             "receipt" => "somebody changed the receipt after it was written",
             "model" | "tokenizer" | "template" => "name the folder that the reply was made with",
             "kv" => "leave --kv out: the receipt's is taken then",
@@ -114,7 +131,7 @@ fn output(then: &Receipt, now: &Receipt, tokenizer: &Tokenizer) -> Option<Differ
     });
     let (choice, at, then, now) = first?;
     let message = format!("reply {choice}, token {at}: {then} in the receipt, {now} here");
-    Some(Difference { what: "output", message, place: Some((choice, at)) })
+    Some(Difference { what: "output", message, place: Some(Place::Token(choice, at)) })
 }
 
 /// What is different and changes no bit.
@@ -143,19 +160,19 @@ mod tests {
         let tokenizer = tokenizer();
         let then =
             Receipt { output: "a".into(), output_ids: vec![vec![1, 2], vec![3]], ..Receipt::default() };
-        let check = |now: Receipt, what: &str, place: Option<(usize, usize)>, text: &str| {
+        let check = |now: Receipt, what: &str, place: Option<Place>, text: &str| {
             let difference = after(&then, &now, &tokenizer).unwrap();
-            assert_eq!((difference.what, difference.place), (what, place), "{difference:?}");
+            assert_eq!((difference.what, &difference.place), (what, &place), "{difference:?}");
             assert!(difference.message.contains(text), "{difference:?}");
         };
         assert_eq!(after(&then, &then, &tokenizer), None);
         let ids = |ids: Vec<Vec<u32>>| Receipt { output: "b".into(), output_ids: ids, ..then.clone() };
-        check(ids(vec![vec![1, 4], vec![5]]), "output", Some((0, 1)), "reply 0, token 1: 2 (");
-        check(ids(vec![vec![1, 2], vec![]]), "output", Some((1, 0)), "the end of the reply here");
+        check(ids(vec![vec![1, 4], vec![5]]), "output", Some(Place::Token(0, 1)), "reply 0, token 1: 2 (");
+        check(ids(vec![vec![1, 2], vec![]]), "output", Some(Place::Token(1, 0)), "the end of the reply here");
         check(
             ids(vec![vec![1, 2, 9], vec![3]]),
             "output",
-            Some((0, 2)),
+            Some(Place::Token(0, 2)),
             "the end of the reply in the receipt",
         );
         check(Receipt { seed: 4, ..then.clone() }, "seed", None, "seed is 0 in the receipt, 4 here");

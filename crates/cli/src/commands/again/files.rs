@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use server::http::{BUNDLE_VERSION, Bundle, Receipt};
 
+use super::seen::Seen;
 use crate::error::{Failure, Result};
 
 /// Longest file: a request of the largest size, written out with white space.
@@ -24,26 +25,34 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A receipt and the texts that stand beside it, if any.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) receipt: Receipt,
+    pub(crate) seen: Seen,
+}
+
 /// A receipt: by itself, in a `clary` object, in a reply, or in the lines of a stream, of which the last
 /// counts.
-pub(crate) fn receipt(path: &Path) -> Result<Receipt> {
+pub(crate) fn told(path: &Path) -> Result<Told> {
     let bytes = read(path)?;
-    let whole = serde_json::from_slice::<Value>(&bytes).ok();
-    let lines = || {
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        text.lines().rev().find_map(|line| {
-            let data = line.strip_prefix("data:").unwrap_or(line).trim();
-            find(&serde_json::from_str::<Value>(data).ok()?).cloned()
-        })
+    let documents = match serde_json::from_slice::<Value>(&bytes) {
+        Ok(whole) => vec![whole],
+        Err(_) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let data = text.lines().map(|line| line.strip_prefix("data:").unwrap_or(line).trim());
+            data.filter_map(|data| serde_json::from_str(data).ok()).collect()
+        }
     };
-    let found = whole.as_ref().and_then(find).cloned().or_else(lines).ok_or_else(|| {
+    let found = documents.iter().rev().find_map(find).ok_or_else(|| {
         Failure::usage(format!("{}: holds no receipt", path.display()))
             .hint("ask for one with \"clary\": {\"receipt\": true} in the request and keep the reply")
     })?;
-    serde_json::from_value(found).map_err(|error| {
+    let receipt = serde_json::from_value(found.clone()).map_err(|error| {
         Failure::usage(format!("{}: receipt: {error}", path.display()))
             .hint("was it written by this version of the program?")
-    })
+    })?;
+    Ok(Told { receipt, seen: Seen::of(&documents) })
 }
 
 /// Where a receipt lies in an object.
@@ -88,7 +97,7 @@ mod tests {
         let value = json!(known);
         let check = |text: String| {
             std::fs::write(&path, &text).unwrap();
-            assert_eq!(receipt(&path).unwrap(), known, "{text}");
+            assert_eq!(told(&path).unwrap().receipt, known, "{text}");
         };
         check(value.to_string());
         check(json!({"clary": {"receipt": value}, "receipt": null}).to_string());
@@ -98,7 +107,7 @@ mod tests {
         check(format!("{{\"a\": 1}}\n{}\n", json!({"clary": {"receipt": value}})));
         for wrong in ["", "{}", "[1]", "{\"output\": \"a\", \"params\": \"b\"}"] {
             std::fs::write(&path, wrong).unwrap();
-            assert_eq!(receipt(&path).unwrap_err().exit, crate::error::Exit::Usage, "{wrong}");
+            assert_eq!(told(&path).unwrap_err().exit, crate::error::Exit::Usage, "{wrong}");
         }
     }
 }

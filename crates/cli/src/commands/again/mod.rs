@@ -4,17 +4,20 @@ mod bundle;
 mod compare;
 mod files;
 mod plain;
+mod seen;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use server::http::{Receipt, RerunError};
+use server::http::{Receipt, Rerun, RerunError};
 
 pub(crate) use bundle::bundle;
-use compare::Difference;
 pub(crate) use compare::kv_name;
+use compare::{Difference, Place};
+use files::Told;
 use plain::{Plain, Words};
+use seen::Seen;
 
 use crate::args::{Ctx, Kv, MemoryLimit, OnOff, ThreadsArg, ctx, memory_limit};
 use crate::error::{Exit, Failure, Result};
@@ -80,9 +83,9 @@ pub(crate) struct ReplayArgs {
 /// `bundle`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BundleArgs {
-    /// The reply's X-Request-Id
+    /// The reply's id (chatcmpl-...) or its X-Request-Id
     pub(crate) request_id: String,
-    /// The folder of `serve --record`
+    /// The folder that `serve --record DIR` writes requests to as they run
     #[arg(long, value_name = "DIR", env = "CLARY_RECORD")]
     pub(crate) record: PathBuf,
     /// Where to write the bundle [default: stdout]
@@ -93,21 +96,22 @@ pub(crate) struct BundleArgs {
 /// Runs a request again and compares the receipts.
 pub(crate) fn verify(args: &VerifyArgs, output: &Output) -> Result {
     Interrupt::install()?;
-    let receipt = files::receipt(&args.receipt)?;
+    let told = files::told(&args.receipt)?;
+    let receipt = &told.receipt;
     let request = files::request(&args.request)?;
     let words = Words {
         thinking: args.thinking.map(|thinking| thinking == OnOff::On),
         kwargs: kwargs(args.template_kwargs.as_deref().unwrap_or("{}"))?,
     };
-    if let Some(difference) = compare::before(&receipt, args.again.kv) {
-        return Err(differs(&difference, &receipt, output)?);
+    if let Some(difference) = compare::before(receipt, args.again.kv) {
+        return Err(differs(&difference, receipt, output)?);
     }
-    let plain = match Plain::open(&receipt, args.model.as_deref(), &args.again, words, output)? {
+    let plain = match Plain::open(receipt, args.model.as_deref(), &args.again, words, output)? {
         Ok(plain) => plain,
-        Err(difference) => return Err(differs(&difference, &receipt, output)?),
+        Err(difference) => return Err(differs(&difference, receipt, output)?),
     };
     match plain.run(request)? {
-        Ok(now) => settle(&receipt, &now, &plain, output),
+        Ok(now) => settle(&told, &now, &plain, output),
         Err(error) => Err(refused(&error)),
     }
 }
@@ -126,7 +130,11 @@ pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
         Err(difference) => return Err(differs(&difference, receipt, output)?),
     };
     match (plain.run(bundle.request)?, bundle.error) {
-        (Ok(now), None) => settle(receipt, &now, &plain, output),
+        (Ok(now), None) => {
+            // A bundle holds no text beside its receipt.
+            let told = Told { receipt: bundle.receipt, seen: Seen::default() };
+            settle(&told, &now, &plain, output)
+        }
         (Err(RerunError::Refused { code, .. }), Some(error)) if code == error => {
             if output.json {
                 output.document(&json!({"equal": true, "error": error}))?;
@@ -135,7 +143,7 @@ pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
             Ok(output.out(&format!("equal: both ended with {error}\n"))?)
         }
         (Ok(now), Some(error)) => {
-            let made: usize = now.output_ids.iter().map(Vec::len).sum();
+            let made: usize = now.receipt.output_ids.iter().map(Vec::len).sum();
             let what =
                 format!("the recorded reply ended with {error}; now it has {made} tokens and no error");
             Err(differs(&Difference::new("error", what), receipt, output)?)
@@ -145,29 +153,40 @@ pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
 }
 
 /// Says that both are equal, or where they part.
-fn settle(then: &Receipt, now: &Receipt, plain: &Plain, output: &Output) -> Result {
+fn settle(told: &Told, again: &Rerun, plain: &Plain, output: &Output) -> Result {
+    let (then, now) = (&told.receipt, &again.receipt);
     if let Some(difference) = compare::after(then, now, plain.tokenizer()) {
         return Err(differs(&difference, then, output)?);
     }
+    // A receipt by itself has no text to compare.
+    let has_text = told.seen != Seen::default();
+    if has_text && let Some(parting) = told.seen.parting(&Seen::of([&again.reply])) {
+        return Err(differs(&Difference::text(parting), then, output)?);
+    }
+    let characters = has_text.then(|| told.seen.characters());
     let notes = compare::notes(then, now);
     let tokens: usize = now.output_ids.iter().map(Vec::len).sum();
     let choices = now.output_ids.len();
     if output.json {
-        let document = json!({"equal": true, "tokens": tokens, "choices": choices, "output": now.output,
-            "notes": notes});
+        let document = json!({"equal": true, "tokens": tokens, "choices": choices, "characters": characters,
+            "output": now.output, "notes": notes});
         return Ok(output.document(&document)?);
     }
     for note in notes {
         output.note(&format!("note: {note}"))?;
     }
     let replies = if choices == 1 { "1 reply".to_owned() } else { format!("{choices} replies") };
-    Ok(output.out(&format!("equal: {tokens} tokens of {replies}, {}\n", now.output))?)
+    let text = characters.map(|count| format!(" and {count} characters of text")).unwrap_or_default();
+    Ok(output.out(&format!("equal: {tokens} tokens{text} of {replies}, {}\n", now.output))?)
 }
 
 /// The failure that names a difference; with `--json` the difference is printed as well.
 fn differs(difference: &Difference, receipt: &Receipt, output: &Output) -> Result<Failure> {
     if output.json {
-        let place = difference.place.map(|(choice, token)| json!({"choice": choice, "token": token}));
+        let place = difference.place.as_ref().map(|place| match place {
+            Place::Token(choice, token) => json!({"choice": choice, "token": token}),
+            Place::Text(member, character) => json!({"member": member, "character": character}),
+        });
         output.document(&json!({"equal": false, "what": difference.what, "place": place,
             "message": difference.message, "output": receipt.output}))?;
     }

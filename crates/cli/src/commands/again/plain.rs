@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::{CacheLimits, DraftPolicy, Drafting, Engine};
 use serde_json::{Map, Value};
 use server::http::{
-    App, ModelInfo, Receipt, RerunError, SamplingSource, Settings, SettingsError, Typed, rerun,
+    App, ModelInfo, Receipt, Rerun, RerunError, SamplingSource, Settings, SettingsError, Typed, rerun,
 };
 use server::{Session, TextSide};
 use text::{GrammarCompiler, Tokenizer};
@@ -108,10 +108,7 @@ impl Plain {
     }
 
     /// Answers the request.
-    pub(crate) fn run(
-        &self,
-        request: Map<String, Value>,
-    ) -> Result<std::result::Result<Receipt, RerunError>> {
+    pub(crate) fn run(&self, request: Map<String, Value>) -> Result<std::result::Result<Rerun, RerunError>> {
         let failed = |error| Failure::new(Exit::Failure, format!("threads: {error}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         Ok(runtime.block_on(rerun(&self.app, &self.receipt.route, request, self.receipt.seed)))

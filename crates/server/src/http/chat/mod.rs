@@ -88,7 +88,7 @@ pub(crate) async fn post(
         return Ok(json(&dry_run_of(&notes, &facts, asked.served.context(), cached)));
     }
     let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&running, ids::made("chatcmpl-"), now_seconds(), facts);
+    let head = Head::new(&mut running, ids::made("chatcmpl-"), now_seconds(), facts);
     if head.facts.params.stream {
         return flow::respond(running, stream::ChatWriter::new(head)).await;
     }

@@ -373,7 +373,8 @@ impl Head {
     }
 
     /// What a reply to this chat begins with.
-    pub(crate) fn new(running: &Running, id: String, created: u64, facts: Facts) -> Self {
+    pub(crate) fn new(running: &mut Running, id: String, created: u64, facts: Facts) -> Self {
+        running.named(&id);
         let app = running.app();
         let drafting = facts.params.drafting(app.settings().drafting);
         Self {

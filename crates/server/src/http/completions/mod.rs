@@ -58,7 +58,7 @@ pub(crate) async fn post(
     let Prepared { job, facts, echo, logprobs, prompts } = prepared.await?;
     let choices = job.choices as usize;
     let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&running, ids::made("cmpl-"), now_seconds(), facts);
+    let head = Head::new(&mut running, ids::made("cmpl-"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = reply::CompletionWriter::new(head, echo, logprobs, prompts, choices);
     if is_stream {

@@ -42,7 +42,7 @@ pub(crate) async fn post(
     let turn = asked.turn()?;
     let Prepared { job, facts } = asked.prepare(|asked| prepared(asked, false)).await?;
     let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&running, ids::made("msg_"), now_seconds(), facts);
+    let head = Head::new(&mut running, ids::made("msg_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = reply::MessageWriter::new(head, running.context().request_id.clone());
     if is_stream {

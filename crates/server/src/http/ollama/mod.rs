@@ -57,7 +57,7 @@ async fn answer(
     let prepared = asked.prepare(move |asked| prepared(asked, route)).await?;
     let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&asked.app, route))) };
     let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&running, ids::made("ollama-"), now_seconds(), facts);
+    let head = Head::new(&mut running, ids::made("ollama-"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = OllamaWriter::new(head, route);
     if is_stream {

@@ -37,7 +37,7 @@ pub(crate) async fn post(
     });
     let (Prepared { job, facts }, custom, echo) = prepared.await?;
     let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&running, ids::made("resp_"), now_seconds(), facts);
+    let head = Head::new(&mut running, ids::made("resp_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
     let mut writer = reply::ResponseWriter::new(head, custom, echo);
     if is_stream {
