@@ -99,6 +99,37 @@ SHARED float softplus_exact(float x) {
     return (x > 0.0f ? x : 0.0f) + log1p;
 }
 
+// x / (1 + exp(-t)), t = x fma(x*x, c, d): GELU by the hyperbolic tangent.
+SHARED float gelu_tanh(float x) {
+    float t = x * FMA(x * x, FLOAT(0x3d922279u), FLOAT(0x3fcc422au));
+    return DIVIDE(x, 1.0f + exp_exact(-t));
+}
+
+// The error function: near 0 an odd polynomial, beyond 1 - e^p.
+SHARED float erf_exact(float x) {
+    float t = FLOAT(BITS(x) & 0x7fffffffu);
+    float s = x * x;
+    float r = FMA(FLOAT(0xb7910000u), t, FLOAT(0x39c8e7d9u));
+    float u = FMA(FLOAT(0xbb7e8a1cu), t, FLOAT(0x3cc6b1a1u));
+    r = FMA(r, s, u);
+    r = FMA(r, t, FLOAT(0xbddaae5cu));
+    r = FMA(r, t, FLOAT(0xbf228554u));
+    r = FMA(r, t, FLOAT(0xbe03ce86u));
+    r = FMA(r, t, -t);
+    float outer = FLOAT((BITS(1.0f - exp_exact(r)) & 0x7fffffffu) | (BITS(x) & 0x80000000u));
+    float q = FLOAT(0xba1c7000u);
+    q = FMA(q, s, FLOAT(0x3ba38d2cu));
+    q = FMA(q, s, FLOAT(0xbcdb48d9u));
+    q = FMA(q, s, FLOAT(0x3de70e23u));
+    q = FMA(q, s, FLOAT(0xbec09380u));
+    q = FMA(q, s, FLOAT(0x3e0375d4u));
+    float inner = FMA(q, x, x);
+    return t > FLOAT(0x3f6d8000u) ? outer : inner;
+}
+
+// x / 2 (1 + erf(x / sqrt 2)): GELU by the error function.
+SHARED float gelu_erf(float x) { return (x * 0.5f) * (1.0f + erf_exact(x * FLOAT(0x3f3504f3u))); }
+
 // rint(e^x * 2^40) for x <= 0; NaN gives 0.
 SHARED ulong token_weight(float x) {
     float scaled = exp_exact(x) * 1099511627776.0f;

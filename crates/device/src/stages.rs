@@ -61,7 +61,7 @@ pub struct Adjust {
 }
 
 /// What follows a bias (`docs/model.md` section 9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// Nothing.
     None,

@@ -2,7 +2,9 @@
 //! lowered once and replayed. Values that change from step to step lie in the upload, named by a [`Span`].
 
 use super::memory::Span;
-use crate::{AttentionShape, Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
+use crate::{
+    Activation, AttentionShape, Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef,
+};
 
 /// A stage call. Scalars of f32 are kept as bits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -152,4 +154,63 @@ pub(super) enum Command {
         rows: usize,
         out: Buffer,
     },
+    /// `values` values from row `first` of `from`, to row `at` of `to`.
+    CopyValues {
+        from: Buffer,
+        first: usize,
+        values: usize,
+        to: Buffer,
+        at: usize,
+    },
+    LayerNorm {
+        x: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        bias: VectorRef,
+        eps: u32,
+        out: Buffer,
+    },
+    Bias {
+        x: Buffer,
+        rows: usize,
+        bias: VectorRef,
+        act: Activation,
+    },
+    AddBias {
+        x: Buffer,
+        delta: Buffer,
+        rows: usize,
+        bias: VectorRef,
+    },
+    /// `parts`: q, k, v.
+    Rope2d {
+        qkv: Buffer,
+        bias: VectorRef,
+        rotary: Rotary,
+        shape: AttentionShape,
+        parts: [Buffer; 3],
+    },
+    /// Words: keys and first page of each window, then all pages.
+    FullAttention {
+        q: Buffer,
+        shape: AttentionShape,
+        pool: KvPool,
+        words: Span,
+        out: Buffer,
+    },
+}
+
+impl Command {
+    /// Is it a stage of the vision tower alone? Their lists differ for every chunk of a picture.
+    pub(super) fn of_pictures(&self) -> bool {
+        matches!(
+            self,
+            Self::CopyValues { .. }
+                | Self::LayerNorm { .. }
+                | Self::Bias { .. }
+                | Self::AddBias { .. }
+                | Self::Rope2d { .. }
+                | Self::FullAttention { .. }
+        )
+    }
 }

@@ -14,8 +14,9 @@ use super::rope::RotaryTable;
 use super::state::States;
 use super::{Command, Cuda};
 use crate::{
-    AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef, KvPool,
-    KvShape, MatrixRef, Memory, PAGE_TOKENS, Picks, Rotary, StatePool, Step, VectorRef, WINDOW_ROWS_MAX,
+    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
+    KvPool, KvShape, MatrixRef, Memory, PAGE_TOKENS, Picks, Rotary, StatePool, Step, VectorRef,
+    WINDOW_ROWS_MAX,
 };
 
 /// Longer host rows are copied by themselves instead of with the upload of a list.
@@ -36,13 +37,19 @@ fn narrow(values: &[f64]) -> Vec<f32> {
 }
 
 impl Cuda {
-    fn record(&mut self, command: Command) -> Result {
+    pub(super) fn record(&mut self, command: Command) -> Result {
         self.commands.push(command);
         Ok(())
     }
 
     /// Byte offset of `row`, if rows of `values` values from there on lie inside the buffer.
-    fn place(&self, stage: &'static str, buffer: Buffer, row: usize, values: usize) -> Result<usize> {
+    pub(super) fn place(
+        &self,
+        stage: &'static str,
+        buffer: Buffer,
+        row: usize,
+        values: usize,
+    ) -> Result<usize> {
         let plane = &self.tables.planes[buffer.0 as usize];
         let at = row * plane.width;
         if at + values <= plane.rows_max * plane.width {
@@ -52,8 +59,21 @@ impl Cuda {
         failed(stage, format!("{values} values from row {row} of a buffer of {rows} rows of {width}"))
     }
 
+    /// Values of a buffer's rows.
+    pub(super) fn width(&self, buffer: Buffer) -> usize {
+        self.tables.planes[buffer.0 as usize].width
+    }
+
+    /// Refuses a buffer of another width.
+    pub(super) fn check_width(&self, stage: &'static str, buffer: Buffer, width: usize) -> Result {
+        match self.width(buffer) {
+            found if found == width => Ok(()),
+            found => failed(stage, format!("rows of {found}, {width} expected")),
+        }
+    }
+
     /// Refuses more rows than a buffer has.
-    fn check_rows(&self, stage: &'static str, rows: usize, buffers: &[Buffer]) -> Result {
+    pub(super) fn check_rows(&self, stage: &'static str, rows: usize, buffers: &[Buffer]) -> Result {
         for buffer in buffers {
             let plane = &self.tables.planes[buffer.0 as usize];
             if rows > plane.rows_max {
@@ -83,12 +103,12 @@ impl Cuda {
     }
 
     /// Refuses a step whose pages the pool does not have.
-    fn check_step_pages(&self, stage: &'static str, pool: KvPool) -> Result {
+    pub(super) fn check_step_pages(&self, stage: &'static str, pool: KvPool) -> Result {
         self.step.windows().iter().try_for_each(|w| self.check_pages(stage, pool, &w.pages))
     }
 
     /// Words of a command in the upload; flushes first where they do not fit.
-    fn words(&mut self, words: &[u32]) -> Result<super::memory::Span> {
+    pub(super) fn words(&mut self, words: &[u32]) -> Result<super::memory::Span> {
         if !self.upload.has_room(4 * words.len()) {
             self.flush()?;
         }
@@ -401,7 +421,7 @@ impl Device for Cuda {
         shape: AttentionShape,
         q: Buffer,
     ) -> Result {
-        self.tables.rotaries[rotary.0 as usize].check(&self.step)?;
+        self.tables.rotaries[rotary.0 as usize].check("qk_norm_rope", &self.step)?;
         self.check_rows("qk_norm_rope", self.shape.rows, &[qg, k, q])?;
         let eps = eps.to_bits();
         self.record(Command::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q })
@@ -464,5 +484,63 @@ impl Device for Cuda {
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
         self.flush()?;
         self.draw_rows(logits, draws)
+    }
+
+    fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {
+        self.record_copy_values(from, first, rows, to, at)
+    }
+
+    fn layer_norm(
+        &mut self,
+        x: Buffer,
+        rows: usize,
+        weight: VectorRef,
+        bias: VectorRef,
+        eps: f32,
+        out: Buffer,
+    ) -> Result {
+        let stage = "layer_norm";
+        self.check_rows(stage, rows, &[x, out])?;
+        self.check_width(stage, out, self.width(x))?;
+        self.check_vector(stage, weight, self.width(x))?;
+        self.check_vector(stage, bias, self.width(x))?;
+        self.record(Command::LayerNorm { x, rows, weight, bias, eps: eps.to_bits(), out })
+    }
+
+    fn bias(&mut self, x: Buffer, rows: usize, bias: VectorRef, act: Activation) -> Result {
+        self.check_rows("bias", rows, &[x])?;
+        self.check_vector("bias", bias, self.width(x))?;
+        self.record(Command::Bias { x, rows, bias, act })
+    }
+
+    fn add_bias(&mut self, x: Buffer, delta: Buffer, rows: usize, bias: VectorRef) -> Result {
+        self.check_rows("add_bias", rows, &[x, delta])?;
+        self.check_width("add_bias", delta, self.width(x))?;
+        self.check_vector("add_bias", bias, self.width(x))?;
+        self.record(Command::AddBias { x, delta, rows, bias })
+    }
+
+    fn rope_2d(
+        &mut self,
+        qkv: Buffer,
+        bias: VectorRef,
+        rotary: Rotary,
+        shape: AttentionShape,
+        q: Buffer,
+        k: Buffer,
+        v: Buffer,
+    ) -> Result {
+        self.record_rope_2d(qkv, bias, rotary, shape, [q, k, v])
+    }
+
+    fn full_attention(
+        &mut self,
+        q: Buffer,
+        shape: AttentionShape,
+        pool: KvPool,
+        keys: &[usize],
+        out: Buffer,
+    ) -> Result {
+        self.record_full_attention(q, shape, pool, keys, out)
     }
 }

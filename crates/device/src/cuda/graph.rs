@@ -74,6 +74,10 @@ impl Lists {
         self.clock += 1;
         // Blocks of the next kernel that wait for a long one to end would take its room: only short ones overlap.
         let is_short = key.shape.rows <= GRAPH_ROWS_MAX;
+        if key.commands.iter().any(Command::of_pictures) {
+            // Not met again soon, and too many to keep beside those of steps.
+            return self.driver.launch(&make(&key)?, is_short);
+        }
         if !self.entries.contains_key(&key) {
             let launches = make(&key)?;
             self.make_room();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use quant::Matrix;
 
+use super::dense::{self, Dense};
 use super::driver::{Driver, Result};
 use super::launch::{Args, Kernel, Launch};
 use super::lower::{Lowering, PlaneRef};
@@ -264,7 +265,22 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
                     .chunks(MATRICES_MAX)
                     .for_each(|targets| prompt(c, codes, input.width, rows, kind, targets));
             }
-            None => targets.iter().for_each(|(matrix, out)| prompt_dense(c, input, rows, matrix, *out)),
+            None => {
+                let mut arranged = None;
+                for (matrix, out) in targets {
+                    if matrix.rows < dense::OUTPUTS_MIN {
+                        prompt_dense(c, input, rows, matrix, *out);
+                        continue;
+                    }
+                    let dense = Dense {
+                        weights: matrix.packed()[1],
+                        dtype: kind.dtype(),
+                        outputs: matrix.rows,
+                        cols: matrix.cols,
+                    };
+                    arranged = Some(dense.lower(c, input, rows, arranged, *out)?);
+                }
+            }
         }
     }
     Ok(())
@@ -299,7 +315,7 @@ fn prompt(
     });
 }
 
-/// A launch of the prompt form of a dense matrix.
+/// A launch of the prompt form of a narrow dense matrix.
 fn prompt_dense(c: &mut Lowering<'_>, input: PlaneRef, rows: usize, matrix: &PackedMatrix, out: PlaneRef) {
     let args = Args::new().ptr(input.ptr).ptr(matrix.packed()[1]).ptr(out.ptr);
     c.push(Launch {

@@ -13,7 +13,7 @@ use super::linear::{self, PackedMatrix};
 use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
-use super::{attention, conv, delta_rule, route, rows};
+use super::{attention, conv, delta_rule, route, rows, vision};
 use crate::{Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
 
 /// A constant vector of f32.
@@ -109,6 +109,11 @@ impl<'a> Lowering<'a> {
     /// All launches of the list.
     pub(super) fn finish(self) -> Vec<Launch> {
         self.launches
+    }
+
+    /// The card.
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        self.driver
     }
 
     /// The step's sizes.
@@ -315,6 +320,7 @@ impl<'a> Lowering<'a> {
                 experts::lower(self, x, rows, picks, experts, out)
             }
             C::Route { logits, rows, picks } => route::lower(self, logits, rows, picks),
+            _ if command.of_pictures() => vision::lower(self, command),
             _ => self.of_sequences(command),
         }
     }

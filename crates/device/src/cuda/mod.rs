@@ -12,6 +12,7 @@ mod command;
 mod compile;
 mod conv;
 mod delta_rule;
+mod dense;
 mod device;
 mod draw;
 mod driver;
@@ -32,6 +33,7 @@ mod sources;
 mod state;
 #[cfg(test)]
 mod tests;
+mod vision;
 
 pub use check::{ARCHS, KernelReport, compile_all};
 pub use exact::inexact_sums;

@@ -42,19 +42,24 @@ impl RotaryTable {
     }
 
     /// Refuses a step with positions that the tables do not have.
-    pub(super) fn check(&self, step: &Step) -> Result {
+    pub(super) fn check(&self, stage: &'static str, step: &Step) -> Result {
         let beyond = |position: &u32| self.half > 0 && *position as usize >= self.positions;
         match step.rows().iter().flat_map(|row| row.position).find(beyond) {
             None => Ok(()),
             Some(position) => Err(DeviceError::Failed {
-                stage: "qk_norm_rope",
+                stage,
                 message: format!("rotary position {position}, the table has {}", self.positions),
             }),
         }
     }
 
+    /// Frequencies.
+    pub(super) fn half(&self) -> usize {
+        self.half
+    }
+
     /// The kernels' `Rotary`.
-    fn words(&self) -> [u64; 4] {
+    pub(super) fn words(&self) -> [u64; 4] {
         let sizes = self.half as u64 | (self.positions as u64) << 32;
         [self.cos.ptr(), self.sin.ptr(), self.axes.ptr(), sizes]
     }

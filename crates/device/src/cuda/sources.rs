@@ -18,6 +18,9 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "experts_sort.cu" => "cuda/experts_sort.cu",
     "linear_prompt.cu" => "cuda/linear_prompt.cu",
     "linear_dense.cu" => "cuda/linear_dense.cu",
+    "dense_prompt.cu" => "cuda/dense_prompt.cu",
+    "vision_rows.cu" => "cuda/vision_rows.cu",
+    "vision_attention.cu" => "cuda/vision_attention.cu",
     "experts_prompt.cu" => "cuda/experts_prompt.cu",
     "embed.cu" => "cuda/embed.cu",
     "conv.cu" => "cuda/conv.cu",
@@ -122,6 +125,12 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "linear_prompt.cu",
         &[("TILE_ROWS", "64"), ("ROW_WARPS", "2"), ("BLOCKS", "1"), ("KINDS", "1"), ("KIND0", "32788")],
     ),
+    ("vision_rows.cu", &[]),
+    // Heads of 72: a group of 64 and one of 8.
+    ("vision_attention.cu", &[("GROUPS", "2"), ("DIGITS", "2"), ("LAST", "8"), ("SETS", "2")]),
+    ("vision_attention.cu", &[("GROUPS", "1"), ("DIGITS", "2"), ("LAST", "64"), ("SETS", "1")]),
+    ("dense_prompt.cu", &[("DENSE_DTYPE", "0"), ("STAGE_SLABS", "8"), ("STAGES", "3")]),
+    ("dense_prompt.cu", &[("DENSE_DTYPE", "1"), ("STAGE_SLABS", "4"), ("STAGES", "2")]),
     ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),
     (
         "experts.cu",

@@ -9,6 +9,7 @@ mod draw;
 mod exact;
 mod matrices;
 mod rows;
+mod vision;
 
 use std::time::Instant;
 
