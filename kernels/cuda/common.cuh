@@ -55,22 +55,19 @@ SHARED void start_next_launch() {
 }
 
 // sum over the block of per-thread lanes: lane[i] += lane[i + h], h = L/2 ... 1, L = 256 threads; every thread gets
-// the result. lanes: 256 floats of shared memory. Threads beyond 256 only take part in the barriers.
+// the result. lanes: 256 floats of shared memory. All warps add the same, so that one barrier is enough.
 SHARED float tree_256(float value, float* lanes) {
     uint t = threadIdx.x;
     if (t < 256) lanes[t] = value;
     __syncthreads();
-    for (uint h = 128; h >= 32; h >>= 1) {
-        if (t < h) lanes[t] = lanes[t] + lanes[t + h];
-        __syncthreads();
-    }
-    if (t < 32) {
-        float x = lanes[t];
-        for (uint h = 16; h > 0; h >>= 1) x = x + __shfl_down_sync(0xffffffffu, x, h);
-        if (t == 0) lanes[0] = x;
-    }
-    __syncthreads();
-    float result = lanes[0];
-    __syncthreads();
-    return result;
+    float x[8];
+#pragma unroll
+    for (uint i = 0; i < 8; i++) x[i] = lanes[t % 32 + 32 * i];
+#pragma unroll
+    for (uint h = 4; h > 0; h >>= 1)
+#pragma unroll
+        for (uint i = 0; i < h; i++) x[i] = x[i] + x[i + h];
+#pragma unroll
+    for (uint h = 16; h > 0; h >>= 1) x[0] = x[0] + __shfl_xor_sync(0xffffffffu, x[0], h);
+    return x[0];
 }

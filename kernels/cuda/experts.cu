@@ -5,14 +5,31 @@
 // listed the pairs by expert. `experts_hidden` computes silu(gate x) * up x; `experts_down` quantizes it in
 // its prologue and multiplies by down. Grid x: blocks of outputs; y: pairs, of which the first that names an
 // expert does all of that expert's; or, with a list, experts. Inside a block the work is cut as
-// linear_few.cuh says. Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block,
-// and the kinds of matrix of the layer.
+// linear_few.cuh says. With ROUTE_VALUES above 0 each block chooses the rows' experts itself, out of the
+// router's logits, and the first one writes the picks. `experts_down` may have the shared expert's down in
+// blocks of its own. Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block, and
+// the kinds of matrix of the layer.
 #include "linear_few.cuh"
+#include "route.cuh"
+
+#ifndef ROUTE_VALUES
+#define ROUTE_VALUES 0
+#endif
 
 struct ExpertMatrix {
     Packed weights;
     uint kind;
     uint form;  // gate and up: which of `codes` it reads
+};
+
+// The expert that every row has: the first `slots` blocks along y of experts_down do it, `chunk` rows each.
+struct SharedExpert {
+    Packed down;
+    const float* gate;  // [rows, inner]
+    const float* up;
+    float* inner;  // silu(gate) * up
+    float* out;    // [rows, width]
+    uint kind, slots;
 };
 
 struct ExpertArgs {
@@ -30,8 +47,12 @@ struct ExpertArgs {
     uint pairs, k, experts;
     uint listed;  // 1: starts and order are there
     uint chunk;   // pairs at a time, at most ROWS
-    uint unused;
+    uint rows;
     FewPlaces places;
+    const float* logits;  // [rows, experts], with ROUTE_VALUES
+    uint* picked;         // then: ids and weights [rows, k] to write
+    float* pick_weights;
+    SharedExpert shared;
 };
 
 // Where a matrix lies. The table costs a read that the rest waits for.
@@ -46,33 +67,55 @@ SHARED ExpertMatrix expert_matrix(const ExpertArgs& args, uint which, uint exper
     return m;
 }
 
-// The pairs of a block: `list` of `count`, all of one expert.
+// The pairs of a block: `list` of `count`, all of one expert. Of the shared expert: rows from `first` on.
 struct Share {
     const uint* list;
-    uint count, expert;
+    uint first, count, expert;
 };
 
 #define SHARE_MAX 256
 
-// Finds the block's pairs; false: nothing to do. `buffer`: SHARE_MAX words of shared memory, for the form
-// without a list; visible after a barrier.
-SHARED bool find_share(Share& share, const ExpertArgs& args, uint* buffer) {
+#if ROUTE_VALUES > 0
+// Picks of all rows, a warp each, to `ids` [rows, k]; also to memory if `write`. Visible after a barrier.
+SHARED void route_rows(const ExpertArgs& args, uint* ids, bool write) {
+    uint lane = threadIdx.x % 32;
+    for (uint row = threadIdx.x / 32; row < args.rows; row += THREADS / 32) {
+        const float* logits = args.logits + (ulong)row * args.experts;
+        uint id = route_picks<ROUTE_VALUES>(logits, args.experts, args.k), at = row * args.k + lane;
+        if (lane < args.k) ids[at] = id;
+        if (!write) continue;
+        float weight = route_weights(logits, args.experts, args.k, id);
+        if (lane < args.k) args.picked[at] = id, args.pick_weights[at] = weight;
+    }
+}
+#endif
+
+// Finds the pairs of share `at`; false: nothing to do. `buffer`: 2 SHARE_MAX words of shared memory, for the
+// form without a list; visible after a barrier. `write`: picks that are made here go to memory.
+SHARED bool find_share(Share& share, const ExpertArgs& args, uint at, uint* buffer, bool write) {
+    share.first = 0;
     if (args.listed) {
-        share.expert = blockIdx.y;
+        share.expert = at;
         uint start = args.starts[share.expert];
         share.list = args.order + start;
         share.count = args.starts[share.expert + 1] - start;
         return share.count > 0;
     }
-    share.expert = args.ids[blockIdx.y];
+    const uint* ids = args.ids;
+#if ROUTE_VALUES > 0
+    route_rows(args, buffer + SHARE_MAX, write);
+    __syncthreads();
+    ids = buffer + SHARE_MAX;
+#endif
+    share.expert = ids[at];
     share.list = buffer;
     uint lane = threadIdx.x % 32, count = 0;
     for (uint first = 0; first < args.pairs; first += 32) {
         uint pair = first + lane;
-        bool mine = pair < args.pairs && args.ids[pair] == share.expert;
+        bool mine = pair < args.pairs && ids[pair] == share.expert;
         uint found = __ballot_sync(0xffffffffu, mine);
         // An earlier pair's block does this expert.
-        if (count == 0 && found != 0 && first + __ffs(found) - 1 < blockIdx.y) return false;
+        if (count == 0 && found != 0 && first + __ffs(found) - 1 < at) return false;
         if (mine && threadIdx.x < 32) buffer[count + __popc(found & ((1u << lane) - 1))] = pair;
         count += __popc(found);
     }
@@ -116,11 +159,11 @@ SHARED bool is_dense(uint kind_number) {
 extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
     experts_hidden(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
-    __shared__ uint buffer[SHARE_MAX];
+    __shared__ uint buffer[2 * SHARE_MAX];
     wait_for_launches_before();
     start_next_launch();
     Share share;
-    if (!find_share(share, args, buffer)) return;
+    if (!find_share(share, args, blockIdx.y, buffer, blockIdx.x == 0 && blockIdx.y == 0)) return;
     __syncthreads();
     const FewPlaces& at = args.places;
     const uint steps = (EXPERT_WIDTH + STEP - 1) / STEP, jobs = (steps + JOB_STEPS - 1) / JOB_STEPS,
@@ -136,6 +179,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
     float* units_up = units_gate + (shared ? 0 : 2 * ROWS * at.unit_groups);
     for (uint first = 0; first < share.count; first += args.chunk) {
         Rows rows = {share.list + first, args.k, 0, min(share.count - first, args.chunk)};
+        // Scales, units and code sums are asked for first: a copy holds nobody up.
+#pragma unroll
+        for (uint which = 0; which < 2; which++) {
+            const ExpertMatrix& m = which ? up : gate;
+            with_kind(m.kind, [&](auto kind) {
+                typedef decltype(kind) K;
+                if constexpr (!K::DENSE) {
+                    typedef typename K::Stored S;
+                    for (uint tile = 0; first == 0 && tile < TILES; tile++)
+                        fetch_params<S, EXPERT_WIDTH>(
+                            smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
+                            min(first_tile + tile, last));
+                    if (which == 0 || !shared)
+                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
+                                                             args.codes[m.form], rows);
+                }
+            });
+        }
+        copy_async_commit();
         for (uint i = warp; i < TILES * jobs; i += warps) {
             uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
             uint row = rows.row(min(lane / 4, rows.count - 1));
@@ -178,24 +240,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
                 });
             }
         }
-#pragma unroll
-        for (uint which = 0; which < 2; which++) {
-            const ExpertMatrix& m = which ? up : gate;
-            with_kind(m.kind, [&](auto kind) {
-                typedef decltype(kind) K;
-                if constexpr (!K::DENSE) {
-                    typedef typename K::Stored S;
-                    for (uint tile = 0; first == 0 && tile < TILES; tile++)
-                        fetch_params<S, EXPERT_WIDTH>(
-                            smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
-                            min(first_tile + tile, last));
-                    if (which == 0 || !shared)
-                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
-                                                             args.codes[m.form], rows);
-                }
-            });
-        }
-        copy_async_commit();
         copy_async_wait<0>();
         __syncthreads();
         scale_all<EXPERT_WIDTH>(parts, smem, at, gate.kind, 0, units_gate, rows.count);
@@ -212,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
     }
 }
 
-// Quantizes the hidden values of the block's pairs in groups of GROUP: codes where staged rows lie, units and
+// Quantizes the hidden values of the block's pairs (the shared expert's where pairs have no list) in groups of GROUP: codes where staged rows lie, units and
 // code sums [row][group]. By all threads; visible after a barrier.
 template <int GROUP>
 SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pairs) {
@@ -222,8 +266,17 @@ SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pai
 #pragma unroll 1
     for (uint i = threadIdx.x; i < (pairs.count * quads + 31) / 32 * 32; i += THREADS) {
         uint row = min(i / quads, pairs.count - 1), quad = i % quads;
-        float4 x = *(const float4*)(args.hidden + (ulong)pairs.index[row] * EXPERT_INNER + 4 * quad);
+        ulong from = (ulong)pairs.row(row) * EXPERT_INNER + 4 * quad;
+        float4 x = *(const float4*)((pairs.index ? args.hidden : args.shared.gate) + from);
         float values[4] = {x.x, x.y, x.z, x.w};
+        if (!pairs.index) {
+            float4 up = *(const float4*)(args.shared.up + from);
+            values[0] = silu_exact(x.x) * up.x, values[1] = silu_exact(x.y) * up.y;
+            values[2] = silu_exact(x.z) * up.z, values[3] = silu_exact(x.w) * up.w;
+            if (blockIdx.x == 0 && i < pairs.count * quads)
+                *(float4*)(args.shared.inner + from) =
+                    make_float4(values[0], values[1], values[2], values[3]);
+        }
         uint magnitude = 0;
         for (int j = 0; j < 4; j++) magnitude = max(magnitude, BITS(values[j]) & 0x7fffffffu);
         for (uint h = GROUP / 8; h > 0; h >>= 1)
@@ -261,13 +314,16 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
         fetch_params<S, EXPERT_INNER>(smem + at.params_at + tile * at.param_bytes, m,
                                       min(first_tile + tile, last));
     copy_async_commit();
-    wait_for_launches_before();
+    // The shared expert's inputs were there before experts_hidden began, like the picks.
+    if (share.list) wait_for_launches_before();
     start_next_launch();
     float* parts = (float*)(smem + at.sums_at);
     float* exact = (float*)(smem + at.exact_at);
+    float* out = share.list ? args.out : args.shared.out;
     for (uint first = 0; first < share.count; first += args.chunk) {
         __syncthreads();
-        Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};
+        Rows pairs = {share.list ? share.list + first : nullptr, 1, share.first + first,
+                      min(share.count - first, args.chunk)};
         quantize_hidden<S::GROUP>(smem, args, pairs);
         __syncthreads();
         const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, pairs.count - 1)) * at.row_stride;
@@ -289,14 +345,14 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
             if (slices > 1)
                 parts[((tile * slices + slice) * ROWS + r) * 16 + output] = sum;
             else if (o < EXPERT_WIDTH)
-                args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + o] = 0.0f + sum;
+                out[(ulong)pairs.row(r) * EXPERT_WIDTH + o] = 0.0f + sum;
         });
         if (slices == 1) continue;
         __syncthreads();
         for_outputs<TILES, 1>(pairs.count, [&](uint tile, uint, uint r, uint o) {
             uint output = (first_tile + tile) * 16 + o;
             if (output < EXPERT_WIDTH)
-                args.out[(ulong)pairs.index[r] * EXPERT_WIDTH + output] =
+                out[(ulong)pairs.row(r) * EXPERT_WIDTH + output] =
                     add_slices(parts + tile * slices * ROWS * 16, slices, r, o);
         });
     }
@@ -305,16 +361,25 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
 extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
     experts_down(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
-    __shared__ uint buffer[SHARE_MAX];
-    // The picks were there before experts_hidden began, and it lets this launch begin only after that.
+    __shared__ uint buffer[2 * SHARE_MAX];
     Share share;
-    if (!find_share(share, args, buffer)) {
-        wait_for_launches_before();
-        start_next_launch();
-        return;
+    ExpertMatrix m;
+    bool is_shared = blockIdx.y < args.shared.slots;
+    if (is_shared) {
+        share = Share{nullptr, blockIdx.y * args.chunk, args.chunk, 0};
+        share.count = min(args.rows - share.first, args.chunk);
+        m.weights = args.shared.down, m.kind = args.shared.kind;
+    } else {
+        // The picks (or the logits they come from) were there before experts_hidden began, and it lets this
+        // launch begin only after that.
+        if (!find_share(share, args, blockIdx.y - args.shared.slots, buffer, false)) {
+            wait_for_launches_before();
+            start_next_launch();
+            return;
+        }
+        __syncthreads();
+        m = expert_matrix(args, 2, share.expert);
     }
-    __syncthreads();
-    ExpertMatrix m = expert_matrix(args, 2, share.expert);
     with_kind(m.kind, [&](auto kind) {
         typedef decltype(kind) K;
         if constexpr (!K::DENSE) {
@@ -336,4 +401,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
             }
         }
     });
+    if (is_shared) wait_for_launches_before();
 }

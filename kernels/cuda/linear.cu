@@ -52,6 +52,7 @@ SHARED void few_block(const LinearArgs& args, const Target& target, const Rows& 
     float* exact = (float*)(smem + at.exact_at);
     if (warp < TILES * jobs) job.load_row(row, warp % jobs * JOB_STEPS, lane);
     stage_units<groups>(units, in, rows);
+    copy_async_commit();
     for (uint i = warp; i < TILES * jobs; i += warps) {
         uint tile = i / jobs, first = i % jobs * JOB_STEPS;
         if (i >= warps) {

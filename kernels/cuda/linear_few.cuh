@@ -171,14 +171,15 @@ SHARED void fetch_params(uchar* to, const Packed& m, uint tile) {
     for (uint at = threadIdx.x * 16; at < bytes; at += THREADS * 16) copy_async_16(to + at, from + at);
 }
 
-// Units and code sums of the rows, by all threads: [row][group] each. Visible after a barrier.
+// Queues the copies of the rows' units and code sums, by all threads: [row][group] each.
 template <int GROUPS>
 SHARED void stage_units(float* to, const InputCodes& in, const Rows& rows) {
     if (ONE_ROW) {
 #pragma unroll 1
         for (uint group = threadIdx.x; group < GROUPS; group += THREADS) {
             ulong at = (ulong)rows.row(0) * GROUPS + group;
-            to[group] = in.units[at], to[GROUPS + group] = in.sums[at];
+            copy_async_4(to + group, in.units + at);
+            copy_async_4(to + GROUPS + group, in.sums + at);
         }
         return;
     }
@@ -186,7 +187,8 @@ SHARED void stage_units(float* to, const InputCodes& in, const Rows& rows) {
     for (uint i = threadIdx.x; i < rows.count * GROUPS; i += THREADS) {
         uint row = i / GROUPS, group = i % GROUPS;
         ulong at = (ulong)rows.row(row) * GROUPS + group;
-        to[i] = in.units[at], to[ROWS * GROUPS + i] = in.sums[at];
+        copy_async_4(to + i, in.units + at);
+        copy_async_4(to + ROWS * GROUPS + i, in.sums + at);
     }
 }
 

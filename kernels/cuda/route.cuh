@@ -9,41 +9,58 @@ SHARED uint order_key(float x) {
     return x != x ? 0u : key;
 }
 
-// The k best of `experts` logits, best first (ties to the lower id), k <= 32: lane i gets pick i and its
-// weight. A NaN logit anywhere makes all weights NaN. VALUES: experts / 32, rounded up.
+// The k best of `experts` logits, best first (ties to the lower id), k <= min(32, experts): lane i gets pick i; 0
+// beyond k. VALUES: experts / 32, rounded up to a power of two.
 template <int VALUES>
-SHARED void route_row(const float* logits, uint experts, uint k, uint& id, float& weight) {
+SHARED uint route_picks(const float* logits, uint experts, uint k) {
     const uint all = 0xffffffffu;
     uint lane = threadIdx.x % 32;
-    uint key[VALUES];
-    bool fault = false;
-    // Keys are made 33 bits: `left` says which may still be picked.
-    uint left = 0;
+    // A lane's experts are lane, lane + 32, ...: it sorts them, then the best of all lanes' first ones is taken.
+    uint key[VALUES], own[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         uint expert = lane + 32 * i;
-        float logit = expert < experts ? logits[expert] : 0.0f;
-        key[i] = order_key(logit);
-        fault |= logit != logit;
-        if (expert < experts) left |= 1u << i;
+        // What does not exist comes last: numbers and NaN are above 0.
+        key[i] = expert < experts ? max(order_key(logits[expert]), 1u) : 0u;
+        own[i] = i;
     }
-    fault = __any_sync(all, fault);
-    id = 0;
-    for (uint pick = 0; pick < k; pick++) {
-        uint best = 0, own = 0;
-        bool has = false;
+    // Batcher's odd-even merge sort.
 #pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            if (left >> i & 1 && (!has || key[i] > best)) has = true, best = key[i], own = i;
-        uint top = __reduce_max_sync(all, has ? best : 0u);
-        uint candidate = has && best == top ? lane + 32 * own : 0xffffffffu;
-        uint chosen = __reduce_min_sync(all, candidate);
-        if (chosen % 32 == lane) left &= ~(1u << chosen / 32);
+    for (int p = 1; p < VALUES; p *= 2)
+#pragma unroll
+        for (int h = p; h >= 1; h /= 2)
+#pragma unroll
+            for (int i = 0; i + h < VALUES; i++) {
+                bool compared = i >= h % p && (i - h % p) / h % 2 == 0 && i / (2 * p) == (i + h) / (2 * p);
+                if (!compared) continue;
+                bool swap = key[i] < key[i + h] || (key[i] == key[i + h] && own[i] > own[i + h]);
+                uint low_key = swap ? key[i] : key[i + h], low_own = swap ? own[i] : own[i + h];
+                key[i] = swap ? key[i + h] : key[i], own[i] = swap ? own[i + h] : own[i];
+                key[i + h] = low_key, own[i + h] = low_own;
+            }
+    uint id = 0;
+    for (uint pick = 0; pick < k; pick++) {
+        uint top = __reduce_max_sync(all, key[0]), candidate = lane + 32 * own[0];
+        uint chosen = __reduce_min_sync(all, key[0] == top ? candidate : 0xffffffffu);
         if (lane == pick) id = chosen;
+        if (chosen != candidate) continue;
+#pragma unroll
+        for (int i = 0; i + 1 < VALUES; i++) key[i] = key[i + 1], own[i] = own[i + 1];
+        key[VALUES - 1] = 0;
     }
+    return id;
+}
+
+// Weights of a row's picks, on their lanes. A NaN logit anywhere makes all of them NaN.
+SHARED float route_weights(const float* logits, uint experts, uint k, uint id) {
+    const uint all = 0xffffffffu;
+    uint lane = threadIdx.x % 32;
+    bool fault = false;
+    for (uint expert = lane; expert < experts; expert += 32) fault |= logits[expert] != logits[expert];
+    fault = __any_sync(all, fault);
     float best = logits[__shfl_sync(all, id, 0)];
     float e = lane < k ? (fault ? CLARY_NAN : exp_exact(logits[id] - best)) : 0.0f;
     float sum = 0.0f;
     for (uint pick = 0; pick < k; pick++) sum = sum + __shfl_sync(all, e, pick);
-    weight = DIVIDE(e, sum);
+    return DIVIDE(e, sum);
 }

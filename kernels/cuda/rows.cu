@@ -22,6 +22,12 @@ SHARED void store_quad(float* row, uint at, uint width, const float* x) {
         if (at + i < width) row[at + i] = x[i];
 }
 
+// Four values, aligned to 16 bytes.
+SHARED void load_four(const float* from, float* x) {
+    float4 v = *(const float4*)from;
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+
 SHARED uint quad_at() { return 4 * (blockIdx.x * blockDim.x + threadIdx.x); }
 
 // Codes of a quad, where codes are asked for. All lanes of a warp call it.
@@ -54,17 +60,37 @@ struct Mix {
     uint k;
 };
 
-SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float open, float* sum) {
-    float x[4];
+// Picks whose rows are asked for together.
+#define MIX_AHEAD 8
+
+// VECTOR: the width is a multiple of 4, and `at` lies below it.
+template <bool VECTOR>
+SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float* sum) {
+    float shared[4], x[MIX_AHEAD][4], weight[MIX_AHEAD];
+    if (VECTOR)
+        load_four(mix.shared + row * width + at, shared);
+    else
+        load_quad(mix.shared + row * width, at, width, shared);
+    float gate = mix.gate[row];
     for (uint j = 0; j < 4; j++) sum[j] = 0.0f;
-#pragma unroll 8
-    for (uint i = 0; i < mix.k; i++) {
-        float weight = mix.weights[row * mix.k + i];
-        load_quad(mix.routed + (row * mix.k + i) * width, at, width, x);
-        for (uint j = 0; j < 4; j++) sum[j] = FMA(weight, x[j], sum[j]);
+    for (uint first = 0; first < mix.k; first += MIX_AHEAD) {
+#pragma unroll
+        for (uint i = 0; i < MIX_AHEAD; i++) {
+            // What lies beyond the last pick repeats it, unused.
+            ulong pair = row * mix.k + min(first + i, mix.k - 1);
+            weight[i] = mix.weights[pair];
+            if (VECTOR)
+                load_four(mix.routed + pair * width + at, x[i]);
+            else
+                load_quad(mix.routed + pair * width, at, width, x[i]);
+        }
+#pragma unroll
+        for (uint i = 0; i < MIX_AHEAD; i++)
+            for (uint j = 0; j < 4; j++)
+                sum[j] = first + i < mix.k ? FMA(weight[i], x[i][j], sum[j]) : sum[j];
     }
-    load_quad(mix.shared + row * width, at, width, x);
-    for (uint j = 0; j < 4; j++) sum[j] = FMA(open, x[j], sum[j]);
+    float open = sigmoid_exact(gate);
+    for (uint j = 0; j < 4; j++) sum[j] = FMA(open, shared[j], sum[j]);
 }
 
 extern "C" __global__ void combine_rows(Mix mix, float* out, uint width) {
@@ -72,41 +98,55 @@ extern "C" __global__ void combine_rows(Mix mix, float* out, uint width) {
     start_next_launch();
     ulong row = blockIdx.y;
     float sum[4];
-    mix_quad(mix, row, quad_at(), width, sigmoid_exact(mix.gate[row]), sum);
+    mix_quad<false>(mix, row, quad_at(), width, sum);
     store_quad(out + row * width, quad_at(), width, sum);
 }
 
-// One block a row. delta = combine(mix) where there is a mix; x += delta where there is a delta; out = (x * r) * weight,
-// r = 1 / sqrt(sum_256(x*x)/n + eps); and out's codes. The row lies in shared memory, so that all threads load and
-// the first 256 sum.
+// The quad of x that is normed: delta = combine(mix) where there is a mix; x += delta where there is a delta.
+template <bool VECTOR>
+SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint at, uint width, float* quad) {
+    float add[4];
+    ulong first = row * width;
+    if (VECTOR)
+        load_four(x + first + at, quad);
+    else
+        load_quad(x + first, at, width, quad);
+    if (!delta) return;
+    if (mix.routed) {
+        mix_quad<VECTOR>(mix, row, at, width, add);
+        store_quad(delta + first, at, width, add);
+    } else if (VECTOR) {
+        load_four(delta + first + at, add);
+    } else {
+        load_quad(delta + first, at, width, add);
+    }
+    for (uint i = 0; i < 4; i++) quad[i] = quad[i] + add[i];
+    store_quad(x + first, at, width, quad);
+}
+
+// One block a row. out = (x * r) * weight, r = 1 / sqrt(sum_256(x*x)/n + eps), of the summed x; and out's codes. The
+// row lies in shared memory, so that all threads load and the first 256 sum.
 extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* delta, Mix mix, const float* weight,
                                                             uint width, float eps, float* out, Codes codes) {
-    extern __shared__ float held[];
+    extern __shared__ __align__(16) float held[];
     __shared__ float lanes[256];
-    float w[4], quad[4], add[4];
+    float w[4], quad[4];
     load_quad(weight, 4 * threadIdx.x, width, w);
     wait_for_launches_before();
     start_next_launch();
     ulong row = blockIdx.x, first = row * width;
     uint end = (width + 2047) / 2048 * 2048;
-    float open = mix.routed ? sigmoid_exact(mix.gate[row]) : 0.0f;
     for (uint at = 4 * threadIdx.x; at < width; at += 2048) {
-        load_quad(x + first, at, width, quad);
-        if (mix.routed) {
-            mix_quad(mix, row, at, width, open, add);
-            store_quad(delta + first, at, width, add);
-        } else if (delta) {
-            load_quad(delta + first, at, width, add);
-        }
-        if (delta) {
-            for (uint i = 0; i < 4; i++) quad[i] = quad[i] + add[i];
-            store_quad(x + first, at, width, quad);
-        }
-        for (uint i = 0; i < 4; i++) held[at + i] = quad[i];
+        if (width % 4 == 0)
+            summed_quad<true>(x, delta, mix, row, at, width, quad);
+        else
+            summed_quad<false>(x, delta, mix, row, at, width, quad);
+        *(float4*)(held + at) = make_float4(quad[0], quad[1], quad[2], quad[3]);
     }
     __syncthreads();
     float sum = 0.0f;
     if (threadIdx.x < 256)
+#pragma unroll 8
         for (uint at = threadIdx.x; at < width; at += 256) sum = FMA(held[at], held[at], sum);
     sum = tree_256(sum, lanes);
     float r = DIVIDE(1.0f, __fsqrt_rn(DIVIDE(sum, (float)width) + eps));

@@ -17,6 +17,8 @@ const VECTORS: usize = 8;
 const PROMPT_ROWS: usize = 8;
 /// Rows of a chain that share what is loaded of K and V.
 const SHARED_ROWS: usize = 4;
+/// Blocks a multiprocessor up to which rows of a chain do not share.
+const BLOCKS_APART: usize = 2;
 /// Dims of a group.
 const GROUP: usize = 64;
 /// Blocks of a span.
@@ -62,8 +64,11 @@ impl Call {
         };
         let step = c.step();
         let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
-        // A tree's rows see different keys at the same index.
-        let rows = if rows_max == 1 || shape.tree { 1 } else { SHARED_ROWS };
+        // A tree's rows see different keys at the same index; and while there is room for a block of each row, they
+        // are done sooner apart.
+        let blocks = shape.spans * self.tiles * rows_max * shape.windows;
+        let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.processors();
+        let rows = if apart { 1 } else { SHARED_ROWS };
         let args = head().words(&self.queries).ptr(self.out).words(&partial);
         c.push(Launch {
             kernel: self.kernel("attention.cu", "attention_spans").define("ROWS", rows),

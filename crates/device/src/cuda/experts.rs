@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use quant::Matrix;
 
+use super::command::Command;
 use super::driver::{Driver, Result};
 use super::launch::{Args, Launch};
 use super::linear::{
@@ -12,7 +13,8 @@ use super::linear::{
 use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, Place, TILE};
-use crate::{Buffer, DeviceError, ExpertsRef, Picks};
+use super::route;
+use crate::{Buffer, DeviceError, ExpertsRef, MatrixRef, Picks};
 
 /// Most kinds of matrix in one layer: what a kernel is compiled for.
 const KINDS_MAX: usize = 8;
@@ -20,6 +22,8 @@ const KINDS_MAX: usize = 8;
 const UNLISTED_MAX: usize = 256;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 64;
+/// Up to this many rows the blocks choose the experts themselves, a warp a row.
+const ROUTED_ROWS_MAX: usize = 8;
 /// Tiles of experts: most have few rows.
 const EXPERT_TILE_ROWS: usize = 64;
 /// Warps along the rows of a tile, and blocks that share a processor.
@@ -130,31 +134,127 @@ struct Call {
     /// Pairs that a block takes at a time, and what the kernel is compiled for.
     chunk: usize,
     class: usize,
+    rows: usize,
+    /// `ROUTE_VALUES` of the kernels, and what they need then: logits, ids and weights.
+    route_values: usize,
+    route: [u64; 3],
+    /// Blocks of the shared expert, and the kernels' `SharedExpert`.
+    shared_slots: usize,
+    shared: [u64; 7],
 }
 
 impl Call {
     fn args(&self, places: &FewPlaces) -> Args {
         let mut words = self.words.clone();
-        words.extend([pair(self.chunk, 0)]);
+        words.extend([pair(self.chunk, self.rows)]);
         words.extend(places.words());
+        words.extend(self.route);
+        words.extend(self.shared);
         Args::new().words(&words)
     }
 }
 
-/// [`crate::Device::routed_experts`].
-pub(super) fn lower(
-    c: &mut Lowering<'_>,
+/// What the launches of [`crate::Device::routed_experts`] do besides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    /// [`crate::Device::route`] of these logits.
+    logits: Option<Buffer>,
+    /// The shared expert's swiglu and down.
+    shared: Option<SharedExpert>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SharedExpert {
+    gate: Buffer,
+    up: Buffer,
+    inner: Buffer,
+    down: MatrixRef,
+    out: Buffer,
+}
+
+/// The routed experts of a call.
+#[derive(Clone, Copy, Debug)]
+struct Routed {
     x: Buffer,
     rows: usize,
     picks: Picks,
     experts: ExpertsRef,
     out: Buffer,
-) -> Result {
+}
+
+impl Routed {
+    fn of(command: Option<&Command>) -> Option<Self> {
+        match command {
+            Some(&Command::RoutedExperts { x, rows, picks, experts, out }) => {
+                Some(Self { x, rows, picks, experts, out })
+            }
+            _ => None,
+        }
+    }
+
+    /// Could the blocks choose the experts themselves?
+    fn chooses(&self, c: &Lowering<'_>, logits: Buffer) -> bool {
+        let (experts, k) = (c.experts(self.experts), c.picks(self.picks).2);
+        let fits = experts.count == c.plane(logits).width && route::values(experts.count, k).is_ok();
+        fits && (1..=ROUTED_ROWS_MAX).contains(&self.rows) && self.rows * k <= UNLISTED_MAX
+    }
+
+    /// The shared expert, where the commands after this one are its swiglu and down and it is made like the others.
+    fn shared(&self, c: &Lowering<'_>, logits: Option<Buffer>, rest: &[Command]) -> Option<SharedExpert> {
+        let [Command::Swiglu { gate, up, rows, out: inner }, Command::Linear { x, rows: same, to }, ..] =
+            rest
+        else {
+            return None;
+        };
+        let &[(down, out)] = to.as_slice() else { return None };
+        let (experts, matrix) = (c.experts(self.experts), c.matrix(down));
+        let alike = (matrix.rows(), matrix.cols()) == (experts.width, experts.inner)
+            && matrix.group().is_some()
+            && experts.kinds.contains(&matrix.kind());
+        // Blocks write these while others read.
+        let read = [Some(self.x), Some(self.out), Some(*gate), Some(*up), logits];
+        let apart = *inner != out && ![*inner, out].iter().any(|&of| read.contains(&Some(of)));
+        let few = (1..=DECODE_ROWS_MAX).contains(&self.rows);
+        let meant = x == inner && [*rows, *same] == [self.rows; 2] && ![gate, up].contains(&&self.out);
+        (alike && apart && few && meant).then_some(SharedExpert {
+            gate: *gate,
+            up: *up,
+            inner: *inner,
+            down,
+            out,
+        })
+    }
+}
+
+/// Lowers the leading [`Command::Route`] or [`Command::RoutedExperts`] with those after it that fit into its launches;
+/// says how many.
+pub(super) fn lower_run(c: &mut Lowering<'_>, commands: &[Command]) -> Result<usize> {
+    let mut run = 1;
+    let mut beside = Beside::default();
+    if let Command::Route { logits, rows, picks } = commands[0] {
+        let next = Routed::of(commands.get(1));
+        let fits = |next: &Routed| (next.rows, next.picks) == (rows, picks) && next.chooses(c, logits);
+        if !next.is_some_and(|next| fits(&next)) {
+            route::lower(c, logits, rows, picks)?;
+            return Ok(1);
+        }
+        beside.logits = Some(logits);
+        run = 2;
+    }
+    let routed = Routed::of(commands.get(run - 1)).expect("called for these commands");
+    beside.shared = routed.shared(c, beside.logits, &commands[run..]);
+    lower(c, routed, beside)?;
+    Ok(run + if beside.shared.is_some() { 2 } else { 0 })
+}
+
+/// [`crate::Device::routed_experts`], and what is beside it.
+fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
+    let Routed { x, rows, picks, experts, out } = routed;
     if rows == 0 {
         return Ok(());
     }
     let experts = c.experts(experts);
-    let (ids, _, k) = c.picks(picks);
+    let (ids, weights, k) = c.picks(picks);
     let pairs = rows * k;
     let codes = experts.groups.iter().map(|&group| c.codes(x, rows, group)).collect::<Result<Vec<_>>>()?;
     if rows > DECODE_ROWS_MAX && experts.has_prompt_form() {
@@ -172,7 +272,32 @@ pub(super) fn lower(
     words.extend(numbers.chunks(2).map(|two| pair(two[0] as usize, two[1] as usize)));
     words.extend([pair(pairs, k), pair(experts.count, usize::from(pairs > UNLISTED_MAX))]);
     let class = if rows == 1 || experts.hidden_places(8).bytes > SHARED_MAX { 1 } else { 8 };
-    let call = Call { words, pairs, listed: pairs > UNLISTED_MAX, chunk: rows.min(class), class };
+    let (chunk, listed) = (rows.min(class), pairs > UNLISTED_MAX);
+    let mut call = Call {
+        words,
+        pairs,
+        listed,
+        chunk,
+        class,
+        rows,
+        route_values: 0,
+        route: [0; 3],
+        shared_slots: 0,
+        shared: [0; 7],
+    };
+    if let Some(logits) = beside.logits {
+        call.route_values = route::values(experts.count, k)?;
+        call.route = [c.plane(logits).ptr, ids, weights];
+    }
+    if let Some(SharedExpert { gate, up, inner, down, out }) = beside.shared {
+        let down = c.matrix(down);
+        let kind = experts.kinds.iter().position(|&kind| kind == down.kind()).unwrap_or(0);
+        call.shared_slots = rows.div_ceil(chunk);
+        let planes = [c.plane(gate).ptr, c.plane(up).ptr, c.output(inner).ptr, c.output(out).ptr];
+        let [codes, params] = down.packed();
+        let [gate, up, inner, out] = planes;
+        call.shared = [codes, params, gate, up, inner, out, pair(kind, call.shared_slots)];
+    }
     if call.listed {
         let tiles = c.scratch("experts_tiles", tiles_bytes(&experts, pairs, UNLISTED_TILE))?;
         sort(c, &experts, [ids, starts, order, tiles], pairs, UNLISTED_TILE);
@@ -211,22 +336,24 @@ impl PackedExperts {
 fn lower_hidden(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let (warps, tiles) = few_shape(experts.width);
     let places = experts.hidden_places(call.class);
-    push(c, experts, call, "experts_hidden", experts.inner, (warps, tiles), &places);
+    let grid = grid(experts, call, experts.inner, tiles);
+    push(c, experts, call, ("experts_hidden", grid), (warps, tiles), &places);
 }
 
 /// The products with down, of hidden values that each block quantizes itself.
 fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let (warps, tiles) = few_shape(experts.inner);
     let places = FewPlaces::of(&experts.kinds, call.class, tiles, experts.inner, true);
-    push(c, experts, call, "experts_down", experts.width, (warps, tiles), &places);
+    let mut grid = grid(experts, call, experts.width, tiles);
+    grid[1] += call.shared_slots as u32;
+    push(c, experts, call, ("experts_down", grid), (warps, tiles), &places);
 }
 
 fn push(
     c: &mut Lowering<'_>,
     experts: &PackedExperts,
     call: &Call,
-    name: &'static str,
-    outputs: usize,
+    (name, grid): (&'static str, [u32; 3]),
     (warps, tiles): (usize, usize),
     places: &FewPlaces,
 ) {
@@ -235,9 +362,10 @@ fn push(
             .define("ROWS", call.class)
             .define("EXPERT_WIDTH", experts.width)
             .define("EXPERT_INNER", experts.inner)
+            .define("ROUTE_VALUES", call.route_values)
             .define("THREADS", 32 * warps)
             .define("TILES", tiles),
-        grid: grid(experts, call, outputs, tiles),
+        grid,
         block: 32 * warps as u32,
         shared: places.bytes as u32,
         args: call.args(places),

@@ -66,8 +66,18 @@ impl PackedMatrix {
         self.memory.bytes()
     }
 
+    /// How it is stored.
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Inputs.
+    pub(super) fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// The `Packed` of linear.cuh.
-    fn packed(&self) -> [u64; 2] {
+    pub(super) fn packed(&self) -> [u64; 2] {
         [self.memory.ptr() + self.place.codes as u64, self.memory.ptr() + self.place.params as u64]
     }
 }

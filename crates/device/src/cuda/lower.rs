@@ -13,7 +13,7 @@ use super::linear::{self, PackedMatrix};
 use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
-use super::{attention, conv, delta_rule, route, rows, vision};
+use super::{attention, conv, delta_rule, delta_step, rows, vision};
 use crate::{Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
 
 /// A constant vector of f32.
@@ -119,6 +119,11 @@ impl<'a> Lowering<'a> {
     /// The step's sizes.
     pub(super) fn shape(&self) -> StepShape {
         self.shape
+    }
+
+    /// Multiprocessors of the card.
+    pub(super) fn processors(&self) -> usize {
+        self.driver.facts().processors as usize
     }
 
     /// The step tables, for [`Args::step`].
@@ -252,7 +257,9 @@ impl<'a> Lowering<'a> {
             let run = match command {
                 Command::StateKeep { .. } => self.keep_states(rest)?,
                 Command::KvKeep { .. } => self.keep_keys(rest)?,
+                Command::Conv { .. } => self.delta_net(rest)?,
                 Command::QkNormRope { .. } => self.norm_and_append(rest)?,
+                Command::Route { .. } | Command::RoutedExperts { .. } => experts::lower_run(self, rest)?,
                 Command::Write { .. }
                 | Command::Norm { .. }
                 | Command::AddNorm { .. }
@@ -311,15 +318,23 @@ impl<'a> Lowering<'a> {
         Ok(1 + append.is_some() as usize)
     }
 
+    /// Lowers [`Command::Conv`], together with the rest of its layer where windows are short.
+    fn delta_net(&mut self, commands: &[Command]) -> Result<usize> {
+        if let Some(run) = delta_step::lower(self, commands)? {
+            return Ok(run);
+        }
+        let Command::Conv { x, taps, pool, out } = commands[0] else {
+            unreachable!("called for this command");
+        };
+        conv::lower(self, x, taps, pool, out)?;
+        Ok(1)
+    }
+
     fn one(&mut self, command: &Command) -> Result {
         use Command as C;
         match *command {
             C::Embed { table, out } => linear::lower_embed(self, table, out),
             C::Linear { x, rows, ref to } => linear::lower(self, x, rows, to),
-            C::RoutedExperts { x, rows, picks, experts, out } => {
-                experts::lower(self, x, rows, picks, experts, out)
-            }
-            C::Route { logits, rows, picks } => route::lower(self, logits, rows, picks),
             _ if command.of_pictures() => vision::lower(self, command),
             _ => self.of_sequences(command),
         }
@@ -331,7 +346,6 @@ impl<'a> Lowering<'a> {
         match *command {
             C::StateClear { pool, place } => state::lower_clear(self, pool, place),
             C::StateCopy { pool, from, to } => state::lower_copy(self, pool, from, to),
-            C::Conv { x, taps, pool, out } => conv::lower(self, x, taps, pool, out),
             C::DeltaRule { mixed, a, b, decay, dt_bias, pool, out } => {
                 delta_rule::lower(self, mixed, a, b, decay, dt_bias, pool, out)
             }

@@ -12,6 +12,7 @@ mod command;
 mod compile;
 mod conv;
 mod delta_rule;
+mod delta_step;
 mod dense;
 mod device;
 mod draw;

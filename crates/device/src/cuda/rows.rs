@@ -114,7 +114,7 @@ fn mix(c: &Lowering<'_>, routed: Buffer, picks: Picks, shared: Buffer, gate: Buf
 
 /// Codes that the writer of `out` makes for the next reader, or none. `width`: values that are quantized together
 /// hold whole groups.
-fn codes_for(
+pub(super) fn codes_for(
     c: &mut Lowering<'_>,
     out: Buffer,
     rows: usize,

@@ -25,6 +25,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "embed.cu" => "cuda/embed.cu",
     "conv.cu" => "cuda/conv.cu",
     "delta_rule.cu" => "cuda/delta_rule.cu",
+    "delta_step.cu" => "cuda/delta_step.cu",
     "delta_scan.cu" => "cuda/delta_scan.cu",
     "state.cu" => "cuda/state.cu",
     "rope.cu" => "cuda/rope.cu",
@@ -136,6 +137,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         "experts.cu",
         &[
             ("ROWS", "1"),
+            ("ROUTE_VALUES", "8"),
             ("EXPERT_WIDTH", "2048"),
             ("EXPERT_INNER", "512"),
             ("THREADS", "256"),

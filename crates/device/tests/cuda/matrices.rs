@@ -11,7 +11,7 @@ use super::{Pair, cpu, cuda, filled, read};
 const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
 /// A small generator for test data.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn bits(&mut self) -> u32 {
@@ -45,7 +45,7 @@ fn floats(dtype: Dtype, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 /// Random codes, every tenth row of them all at an edge, and scales of which some are zero or too small to count.
-fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Matrix {
+pub(crate) fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Matrix {
     let row_bytes = cols / 8 * scheme.bits as usize;
     let mut codes: Vec<u8> = (0..rows * row_bytes).map(|_| random.bits() as u8).collect();
     for row in (0..rows).step_by(10) {
@@ -68,7 +68,7 @@ fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Mat
     Matrix::new(rows, cols, Encoding::Grouped(scheme), codes.into(), scales.into(), biases.into()).unwrap()
 }
 
-fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype) -> Matrix {
+pub(crate) fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype) -> Matrix {
     let values = floats(dtype, (0..rows * cols).map(|_| random.normal() * 0.03));
     Matrix::dense(rows, cols, dtype, values.into()).unwrap()
 }

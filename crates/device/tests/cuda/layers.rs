@@ -1,0 +1,117 @@
+//! Stages of whole layers in one list: what the device lowers together equals the stages one by one, in every buffer
+//! they leave behind.
+
+use device::{Buffer, Device, ExpertsRef, MatrixRef, Picks, VectorRef};
+use quant::{Dtype, Matrix, Scheme, Zero};
+
+use crate::matrices::{Random, dense, grouped};
+use crate::{Kind, Noise, Pair, read};
+
+/// A mixture of experts: matrices as the host has them.
+struct Mixture {
+    experts: usize,
+    k: usize,
+    width: usize,
+    inner: usize,
+    gate: Vec<Matrix>,
+    up: Vec<Matrix>,
+    down: Vec<Matrix>,
+    /// Router, gate, up, scalar gate, down.
+    others: [Matrix; 5],
+}
+
+impl Mixture {
+    /// `shared`: how the shared expert is stored.
+    fn new([experts, k, width, inner]: [usize; 4], shared: Scheme, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let scheme = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+        let mut all = |rows, cols| (0..experts).map(|_| grouped(&mut random, rows, cols, scheme)).collect();
+        let (gate, up, down) = (all(inner, width), all(inner, width), all(width, inner));
+        let others = [
+            dense(&mut random, experts, width, Dtype::Bf16),
+            grouped(&mut random, inner, width, shared),
+            grouped(&mut random, inner, width, shared),
+            dense(&mut random, 1, width, Dtype::Bf16),
+            grouped(&mut random, width, inner, shared),
+        ];
+        Self { experts, k, width, inner, gate, up, down, others }
+    }
+
+    fn check(&self, pair: &mut Pair, rows: usize, kind: Kind) {
+        let what = format!("{rows} {kind:?} rows of {} experts of {}", self.experts, self.inner);
+        let Self { experts, k, width, inner, .. } = *self;
+        let mut noise = Noise::new(rows as u64 + 900);
+        let (x, update) = (kind.values(&mut noise, rows, width), noise.values(rows * width));
+        let weight: Vec<f64> = noise.values(width).iter().map(|w| w.abs() + 0.5).collect();
+        pair.same(&what, |device| {
+            let weight = device.vector(&weight).unwrap();
+            let packed = device.experts(&self.gate, &self.up, &self.down).unwrap();
+            let matrices = self.others.each_ref().map(|matrix| device.matrix(matrix).unwrap());
+            let picks = device.picks(rows, k).unwrap();
+            let one = [width, width, width, experts, inner, inner, 1, inner, width]
+                .map(|width| (device.buffer(rows, width).unwrap(), rows * width));
+            let routed = device.buffer(rows * k, width).unwrap();
+            let planes = one.map(|(buffer, _)| buffer);
+            device.write(planes[0], 0, &x).unwrap();
+            device.write(planes[1], 0, &update).unwrap();
+            queue(device, &planes, routed, rows, (weight, packed, &matrices, picks));
+            let mut found = read(device, routed, rows * k * width);
+            for (buffer, count) in &one {
+                found.extend(read(device, *buffer, *count));
+            }
+            let (ids, weights) = device.read_picks(picks, rows).unwrap();
+            found.extend(ids.iter().map(|&id| id as f32));
+            found.extend(weights.iter().map(|&w| w as f32));
+            found
+        });
+    }
+}
+
+/// From the residual and an update of it through the mixture to the next norm. `planes`: residual, update, normed,
+/// router, gate, up, scalar gate, inner, shared.
+fn queue(
+    device: &mut dyn Device,
+    planes: &[Buffer; 9],
+    routed: Buffer,
+    rows: usize,
+    (weight, experts, matrices, picks): (VectorRef, ExpertsRef, &[MatrixRef; 5], Picks),
+) {
+    let [x, update, normed, router, gate, up, scalar, inner, shared] = *planes;
+    device.add_norm(x, update, rows, weight, 1e-6, normed).unwrap();
+    let to = [(matrices[0], router), (matrices[1], gate), (matrices[2], up), (matrices[3], scalar)];
+    device.linear(normed, rows, &to).unwrap();
+    device.route(router, rows, picks).unwrap();
+    device.routed_experts(normed, rows, picks, experts, routed).unwrap();
+    device.swiglu(gate, up, rows, inner).unwrap();
+    device.linear(inner, rows, &[(matrices[4], shared)]).unwrap();
+    device.combine(routed, picks, shared, scalar, rows, update).unwrap();
+    device.add_norm(x, update, rows, weight, 1e-6, normed).unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn mixtures_equal_the_cpu() {
+    let mut pair = Pair::new();
+    let four = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+    let mixture = Mixture::new([20, 3, 256, 128], four, 40);
+    for (rows, kind) in [
+        (1, Kind::Random),
+        (1, Kind::Faulty),
+        (2, Kind::Tied),
+        (4, Kind::Random),
+        (5, Kind::Faulty),
+        (8, Kind::Random),
+        (9, Kind::Random),
+        (33, Kind::Random),
+        (64, Kind::Spread),
+        (70, Kind::Random),
+    ] {
+        mixture.check(&mut pair, rows, kind);
+    }
+    // Many experts of which one row chooses many; a shared expert that is stored in a way of its own.
+    let eight = Scheme { bits: 8, ..four };
+    for (rows, kind) in [(1, Kind::Random), (3, Kind::Random), (40, Kind::Random)] {
+        Mixture::new([70, 9, 128, 64], four, 41).check(&mut pair, rows, kind);
+        Mixture::new([6, 2, 128, 64], eight, 42).check(&mut pair, rows, kind);
+    }
+}
