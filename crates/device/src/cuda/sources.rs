@@ -58,6 +58,7 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
 pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
     ("gated_norm.cu", &[]),
+    ("delta_step.cu", &[]),
     ("draw.cu", &[]),
     ("probe.cu", &[]),
     ("exact.cu", &[]),
