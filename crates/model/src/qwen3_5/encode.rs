@@ -11,7 +11,7 @@ use device::{Activation, Device, PAGE_TOKENS, Row, Step, Window};
 
 use super::network::Network;
 use super::qwen::Qwen;
-use super::tower::{Block, Norm, PICTURES_MAX, Tower, TowerWeights, chunk_rows, shape};
+use super::tower::{Block, Norm, PICTURES_MAX, Tower, TowerWeights, shape};
 use super::vision_config::VisionConfig;
 use super::windows::limit;
 use crate::{Features, ImageSpec, ModelError, Picture};
@@ -151,7 +151,7 @@ fn check(vision: &VisionConfig, picture: &Picture) -> Result<(), ModelError> {
 impl Encoding {
     /// Works on the next chunk of the pass. Gives its patches.
     fn chunk(&mut self, work: &mut Work<'_>) -> Result<usize, ModelError> {
-        let rows = self.done..self.patches.min(self.done + chunk_rows(work.vision));
+        let rows = self.done..self.patches.min(self.done + work.tower.chunk);
         match self.pass {
             Pass::Embed => self.embed(work, &rows)?,
             Pass::Keys(block) => self.keys(work, &work.weights.blocks[block], &rows)?,

@@ -8,7 +8,7 @@ use super::config::{Config, MixerKind};
 use super::plan::Settings;
 use super::rotary;
 use super::scratch::Scratch;
-use super::tower::Tower;
+use super::tower::{self, Tower};
 use super::weights::{Mixer, Weights};
 
 pub(super) type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -109,7 +109,10 @@ impl Network {
         let picks = device.picks(settings.rows_max, config.picks)?;
         let rotary = rotary::upload(&config.rope, settings.context, device)?;
         let tower = match config.vision.as_ref().filter(|_| weights.tower.is_some()) {
-            Some(vision) => Some(Tower::new(vision, settings.image_tokens, device)?),
+            Some(vision) => {
+                let chunk = tower::chunk_rows(vision, settings.rows_max);
+                Some(Tower::new(vision, settings.image_tokens, chunk, device)?)
+            }
             None => None,
         };
         Ok(Self { config, weights, pools, scratch, picks, rotary, rows_max: settings.rows_max, tower })

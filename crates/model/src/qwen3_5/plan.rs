@@ -170,9 +170,10 @@ fn kept_bytes(config: &Config) -> u64 {
 /// Bytes of everything the vision tower needs beside its weights.
 fn tower_bytes(config: &Config, settings: &Settings) -> u64 {
     let Some(vision) = config.vision.as_ref().filter(|_| settings.image_tokens > 0) else { return 0 };
+    let chunk = tower::chunk_rows(vision, settings.rows_max);
     let mut bytes = tower::fixed_bytes(vision, settings.image_tokens);
     let built: Result<TowerScratch<()>, Infallible> =
-        TowerScratch::build(vision, settings.image_tokens, |rows, width| {
+        TowerScratch::build(vision, settings.image_tokens, chunk, |rows, width| {
             bytes = bytes.saturating_add((rows as u64).saturating_mul(width as u64 * 4));
             Ok(())
         });

@@ -10,9 +10,9 @@ use super::names::VISION;
 use super::vision_config::VisionConfig;
 use super::weights::Loader;
 
-/// Patches of a chunk of work, a multiple of every merged block. Enough to pay for reading the weights, few
-/// enough that a chunk is short beside a step.
-pub(super) const CHUNK: usize = 256;
+/// Fewest patches of a chunk of work, enough to pay for reading the weights, and most.
+const CHUNK_MIN: usize = 256;
+const CHUNK_MAX: usize = 2048;
 /// Most pictures that are encoded together.
 pub(super) const PICTURES_MAX: usize = 32;
 
@@ -143,10 +143,10 @@ impl<B> TowerScratch<B> {
     pub(super) fn build<E>(
         v: &VisionConfig,
         tokens: usize,
+        chunk: usize,
         mut make: impl FnMut(usize, usize) -> Result<B, E>,
     ) -> Result<Self, E> {
         let (patches, w, area) = (tokens * v.merge * v.merge, v.hidden, v.merge * v.merge);
-        let chunk = chunk_rows(v);
         Ok(Self {
             x: make(patches, w)?,
             q: make(patches, w)?,
@@ -163,9 +163,9 @@ impl<B> TowerScratch<B> {
     }
 }
 
-/// Patches of a chunk: whole merged blocks.
-pub(super) fn chunk_rows(v: &VisionConfig) -> usize {
-    CHUNK.next_multiple_of(v.merge * v.merge)
+/// Patches of a chunk of work, whole merged blocks: half of a step's rows, so that a chunk is short beside a step.
+pub(super) fn chunk_rows(v: &VisionConfig, rows_max: usize) -> usize {
+    (rows_max / 2).clamp(CHUNK_MIN, CHUNK_MAX).next_multiple_of(v.merge * v.merge)
 }
 
 /// Heads of a block.
@@ -200,10 +200,17 @@ pub(super) struct Tower {
     pub(super) rotary: Rotary,
     /// Most tokens that are encoded together.
     pub(super) tokens_max: usize,
+    /// Patches of a chunk of work.
+    pub(super) chunk: usize,
 }
 
 impl Tower {
-    pub(super) fn new(v: &VisionConfig, tokens: usize, device: &mut dyn Device) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        v: &VisionConfig,
+        tokens: usize,
+        chunk: usize,
+        device: &mut dyn Device,
+    ) -> Result<Self, DeviceError> {
         let shape = shape(v);
         let kv = KvShape {
             pages: pages(v, tokens),
@@ -212,10 +219,11 @@ impl Tower {
             form: KvForm::Int16,
         };
         Ok(Self {
-            scratch: TowerScratch::build(v, tokens, |rows, width| device.buffer(rows, width))?,
+            scratch: TowerScratch::build(v, tokens, chunk, |rows, width| device.buffer(rows, width))?,
             kv: device.kv_pool(kv)?,
             rotary: rotary(v, places(v, tokens), device)?,
             tokens_max: tokens,
+            chunk,
         })
     }
 }
