@@ -288,6 +288,10 @@ pub(crate) fn top_p(text: &str) -> Result<f32, String> {
     value.ok_or("a number above 0, up to 1".into())
 }
 
+pub(crate) fn top_k(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a number from 0 to {}", u32::MAX))
+}
+
 pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|value| (0.0..=1.0).contains(value)).ok_or("a number from 0 to 1".into())
 }
@@ -323,7 +327,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = top_p)]
     pub(crate) top_p: Option<f32>,
     /// The K most probable tokens; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = top_k)]
     pub(crate) top_k: Option<u32>,
     /// 0 to 1: tokens with at least this share of the best one's probability
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = min_p)]

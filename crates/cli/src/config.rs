@@ -9,18 +9,18 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
-use toml_edit::{DocumentMut, Item, Value};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args::Cli;
 use crate::error::{Failure, Result};
+use crate::mistakes::{self, Mistake};
 
 /// Longest configuration file, bytes.
 const FILE_MAX: u64 = 1 << 20;
 /// The only table.
 pub(crate) const TABLE: &str = "serve";
-/// Likeness from which a name is taken for a misspelling of another, 0 to 1.
-const LIKE: f64 = 0.7;
 
 /// A configuration file that was read and holds no mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,54 +99,151 @@ pub(crate) fn text(named: Option<&Path>) -> Result<Option<String>> {
 
 /// Reads and checks a configuration file. A usual file that is not there says nothing.
 pub(crate) fn read(named: Option<&Path>) -> Result<Config> {
-    match text(named)? {
-        Some(text) => parse(&text).map_err(|failure| {
-            let place = path(named).map(|path| path.display().to_string()).unwrap_or_default();
-            failure.context(&place)
-        }),
-        None => Ok(Config::default()),
-    }
+    let (config, mistakes) = read_all(named)?;
+    mistakes::failure(&mistakes).map_or(Ok(config), Err)
 }
 
-/// Reads the text of a configuration file. Every key and every value is checked.
-pub(crate) fn parse(text: &str) -> Result<Config> {
-    let document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| {
-        Failure::usage(error.to_string().trim_end().to_owned()).hint("the file is TOML; https://toml.io")
-    })?;
-    let mut config = Config::default();
-    for (name, item) in document.iter() {
-        let table = match item.as_table_like() {
-            Some(table) if name == TABLE => table,
-            _ if name == TABLE => return Err(Failure::usage(format!("{name}: a table is expected"))),
-            _ => return Err(unknown(name, &[TABLE.to_owned()])),
-        };
-        for (key, item) in table.iter() {
-            config.entries.push(entry(key, item)?);
+/// The same with all that is wrong in the file.
+pub(crate) fn read_all(named: Option<&Path>) -> Result<(Config, Vec<Mistake>)> {
+    let Some(text) = text(named)? else { return Ok(Default::default()) };
+    Ok(parse(&text, &path(named)?.display().to_string()))
+}
+
+/// Reads the text of a configuration file of this name. Every key and every value is checked.
+pub(crate) fn parse(text: &str, file: &str) -> (Config, Vec<Mistake>) {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    let mut reader = Reader { text, file, serve: serve(), config: Config::default(), mistakes: Vec::new() };
+    for error in errors {
+        let at = error.span().map_or(text.len(), |span| span.start);
+        reader.mistake(at, format!("{}; the file is TOML", error.message()));
+    }
+    for (name, item) in in_order(document.get_ref()) {
+        let (at, name) = (name.span().start, name.get_ref().as_ref());
+        match item.get_ref() {
+            DeValue::Table(table) if name == TABLE => reader.table(table),
+            _ if name == TABLE => {
+                let found = mistakes::found(&text[item.span()]);
+                reader.mistake(at, format!("{name}: expected a table, found {found}"));
+            }
+            _ => {
+                let near = mistakes::nearest(name, [TABLE].into_iter());
+                reader.mistake(at, format!("{name}: no such table or key{near}"));
+            }
         }
     }
-    Ok(config)
+    // Syntax and meaning are looked at one after the other.
+    reader.mistakes.sort_by_key(|(at, _)| *at);
+    (reader.config, reader.mistakes.into_iter().map(|(_, mistake)| mistake).collect())
 }
 
-/// Makes an entry of a key and its value, and tries it out.
-pub(crate) fn entry(key: &str, item: &Item) -> Result<Entry> {
-    let options = options();
-    let name = key.replace('_', "-");
-    let Some(option) = options.iter().find(|option| option.get_long() == Some(&name)) else {
-        let names: Vec<String> =
-            options.iter().filter_map(|option| Some(option.get_long()?.into())).collect();
-        return Err(unknown(key, &names));
-    };
-    let one = |value: &Value| match value {
-        Value::String(text) => Some(text.value().clone()),
-        Value::Integer(number) => Some(number.value().to_string()),
-        Value::Float(number) => Some(number.value().to_string()),
-        Value::Boolean(flag) => Some(flag.value().to_string()),
+/// Members of a table as they stand in the file.
+fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<(&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>)> {
+    let mut members: Vec<_> = table.iter().collect();
+    members.sort_by_key(|(key, _)| key.span().start);
+    members
+}
+
+/// Takes a file apart.
+struct Reader<'a> {
+    text: &'a str,
+    file: &'a str,
+    serve: Command,
+    config: Config,
+    /// By where they are in the text.
+    mistakes: Vec<(usize, Mistake)>,
+}
+
+impl Reader<'_> {
+    fn mistake(&mut self, at: usize, what: String) {
+        let (line, column) = place(self.text, at);
+        let place = format!("{}:{line}:{column}", self.file);
+        self.mistakes.push((at, Mistake { place, what }));
+    }
+
+    fn table(&mut self, table: &DeTable<'_>) {
+        for (key, item) in in_order(table) {
+            let line = |at: usize| place(self.text, at).0;
+            // What stands in a line that is no TOML is a guess.
+            let is_guess = self.mistakes.iter().any(|(at, _)| line(*at) == line(key.span().start));
+            if is_guess {
+                continue;
+            }
+            let found = mistakes::found(&self.text[item.span()]);
+            match checked(&self.serve, key.get_ref(), values(item.get_ref()), &found) {
+                Ok(entry) if self.config.entries.iter().any(|other| other.option == entry.option) => {
+                    self.mistake(key.span().start, format!("{}: set twice", entry.option));
+                }
+                Ok(entry) => self.config.entries.push(entry),
+                Err(Wrong::Key(what)) => self.mistake(key.span().start, what),
+                Err(Wrong::Value(what)) => self.mistake(item.span().start, what),
+            }
+        }
+    }
+}
+
+/// Line and column of a byte, both from 1; columns are characters.
+fn place(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    (before.matches('\n').count() + 1, line.chars().count() + 1)
+}
+
+/// What is wrong about an entry, in words.
+#[derive(Debug)]
+enum Wrong {
+    Key(String),
+    Value(String),
+}
+
+/// A value of the file as it would be typed: one, or a list.
+enum Given {
+    One(String),
+    List(Vec<String>),
+}
+
+fn values(value: &DeValue<'_>) -> Option<Given> {
+    let one = |value: &DeValue<'_>| match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            i128::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
+        DeValue::Float(number) => number.as_str().parse::<f64>().ok().map(|number| number.to_string()),
+        DeValue::Boolean(flag) => Some(flag.to_string()),
         _ => None,
     };
-    let values = match item.as_value() {
-        Some(Value::Array(list)) if repeats(option) => list.iter().map(one).collect(),
-        Some(value) => one(value).map(|value| vec![value]),
-        None => None,
+    match value {
+        DeValue::Array(list) => {
+            list.iter().map(|value| one(value.get_ref())).collect::<Option<_>>().map(Given::List)
+        }
+        value => one(value).map(Given::One),
+    }
+}
+
+/// Makes an entry of a key and a value as one would write it in the file.
+pub(crate) fn entry(key: &str, value: &str) -> Result<Entry> {
+    let failed = |what: String| Failure::usage(what).hint("`clary help serve` lists the options");
+    let (item, errors) = DeValue::parse_recoverable(value);
+    // A value that TOML does not know is a string that was typed without quotes.
+    let given = if errors.is_empty() { values(item.get_ref()) } else { Some(Given::One(value.to_owned())) };
+    checked(&serve(), key, given, value).map_err(|(Wrong::Key(what) | Wrong::Value(what))| failed(what))
+}
+
+/// Checks a key and its value, and tries them out.
+fn checked(
+    serve: &Command,
+    key: &str,
+    given: Option<Given>,
+    found: &str,
+) -> std::result::Result<Entry, Wrong> {
+    let name = key.replace('_', "-");
+    let Some(option) = own(serve).find(|option| option.get_long() == Some(&name)) else {
+        let near = mistakes::nearest(&name, own(serve).filter_map(Arg::get_long));
+        return Err(Wrong::Key(format!("{key}: no such key{near}")));
+    };
+    let values = match given {
+        Some(Given::List(list)) if repeats(option) => Some(list),
+        Some(Given::One(value)) => Some(vec![value]),
+        Some(Given::List(_)) | None => None,
     };
     let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
     let expected = match is_switch {
@@ -155,47 +252,32 @@ pub(crate) fn entry(key: &str, item: &Item) -> Result<Entry> {
         false => "a string, number or boolean",
     };
     let fits = |values: &Vec<String>| !is_switch || values == &["true"] || values == &["false"];
-    let values = values.filter(fits).ok_or_else(|| {
-        Failure::usage(format!("{TABLE}.{key}: {expected} is expected, found {}", item.to_string().trim()))
-    })?;
+    let Some(values) = values.filter(fits) else {
+        return Err(Wrong::Value(format!("{key}: expected {expected}, found {found}")));
+    };
     let entry = Entry { option: name, values, is_switch };
-    let words = ["clary".into(), TABLE.into(), "MODEL".into()].into_iter().chain(entry.words());
-    // The environment has its say before the file, so what is wrong here is the entry.
-    match Cli::command().mut_subcommand(TABLE, no_environment).try_get_matches_from(words) {
-        Ok(_) => Ok(entry),
-        Err(error) => {
-            let text = error.render().to_string();
-            let line = text.lines().next().unwrap_or_default();
-            let line = line.strip_prefix("error: ").unwrap_or(line);
-            Err(Failure::usage(format!("{TABLE}.{key}: {line}")))
-        }
+    match mistakes::wrong(serve, entry.words(), found) {
+        None => Ok(entry),
+        Some(what) => Err(Wrong::Value(format!("{key}: {what}"))),
     }
 }
 
-fn no_environment(command: clap::Command) -> clap::Command {
-    command.mut_args(|option| option.env(None::<&str>))
+/// `serve` without its environment, which has its say before the file.
+fn serve() -> Command {
+    mistakes::bare(Cli::command().find_subcommand(TABLE).expect("serve is a command"))
 }
 
 fn repeats(option: &Arg) -> bool {
     matches!(option.get_action(), ArgAction::Append) || option.get_value_delimiter().is_some()
 }
 
-fn unknown(key: &str, known: &[String]) -> Failure {
-    let likeness = |name: &String| strsim::jaro_winkler(&key.replace('_', "-"), name);
-    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    let hint = match nearest.filter(|name| likeness(name) >= LIKE) {
-        Some(name) => format!("did you mean {name}?"),
-        None => "`clary help serve` lists the options; each is a key of [serve]".to_owned(),
-    };
-    Failure::usage(format!("{key}: no such key")).hint(hint)
-}
-
 /// Options of `serve` that a file can set.
 pub(crate) fn options() -> Vec<Arg> {
-    let command = Cli::command();
-    let serve = command.find_subcommand(TABLE).expect("serve is a command");
-    let own = |option: &&Arg| option.get_long().is_some_and(|name| name != "help");
-    serve.get_arguments().filter(own).cloned().collect()
+    own(Cli::command().find_subcommand(TABLE).expect("serve is a command")).cloned().collect()
+}
+
+fn own(serve: &Command) -> impl Iterator<Item = &Arg> {
+    serve.get_arguments().filter(|option| option.get_long().is_some_and(|name| name != "help"))
 }
 
 /// The command line with the file's words where it and the environment say nothing. `words` is one that
@@ -226,31 +308,53 @@ mod tests {
     use crate::args::Command;
 
     #[track_caller]
-    fn refused(text: &str, message: &str, hint: &str) {
-        let failure = parse(text).unwrap_err();
-        assert!(failure.message.contains(message), "{failure:?}");
-        assert!(failure.advice().unwrap_or_default().contains(hint), "{failure:?}");
+    fn refused(text: &str, mistakes: &[&str]) {
+        let (_, found) = parse(text, "f");
+        let found: Vec<String> = found.iter().map(|one| format!("{}: {}", one.place, one.what)).collect();
+        let is_told = found.iter().zip(mistakes).all(|(found, wanted)| found.starts_with(wanted));
+        assert!(found.len() == mistakes.len() && is_told, "{found:#?}");
     }
 
     #[test]
     fn keys_and_values_are_checked() {
-        refused("[serve]\nsloots = 2", "sloots: no such key", "did you mean slots?");
-        refused("[serve]\nzebra = 2", "zebra: no such key", "clary help serve");
-        refused("[sever]\nslots = 2", "sever: no such key", "did you mean serve?");
-        refused("serve = 1", "a table is expected", "");
-        refused("[serve]\nslots = 0", "serve.slots: invalid value '0'", "");
-        refused("[serve]\nslots = [1, 2]", "serve.slots: a string, number or boolean", "");
-        refused("[serve]\nno_ollama = \"maybe\"", "serve.no_ollama: true or false", "");
-        refused("[serve]\nslots = ", "line", "TOML");
-        refused("[serve]\nhost = {a = 1}", "serve.host", "");
-        assert_eq!(parse("# nothing").unwrap(), Config::default());
+        refused("[serve]\nsloots = 2", &["f:2:1: sloots: no such key, did you mean slots?"]);
+        refused("[serve]\nzebra = 2", &["f:2:1: zebra: no such key"]);
+        refused("[sever]\nslots = 2", &["f:1:2: sever: no such table or key, did you mean serve?"]);
+        refused("serve = 1", &["f:1:1: serve: expected a table, found 1"]);
+        let slots = "slots: expected auto, or a number from 1 to 64, found 0";
+        refused("[serve]\nslots = 0", &[&format!("f:2:9: {slots}")]);
+        refused(
+            "[serve]\nslots = [1, 2]",
+            &["f:2:9: slots: expected a string, number or boolean, found [1, 2]"],
+        );
+        let flag = "f:2:13: no_ollama: expected true or false, found \"maybe\"";
+        refused("[serve]\nno_ollama = \"maybe\"", &[flag]);
+        refused("[serve]\nhost = {a = 1}", &["f:2:8: host: expected a string"]);
+        refused("[serve]\nport = 70000", &["f:2:8: port: expected a number from 0 to 65535, found 70000"]);
+        let kv = "f:2:6: kv: expected one of int8, int16, found \"int61\", did you mean int16?";
+        refused("[serve]\nkv = \"int61\"", &[kv]);
+        refused("[serve]\nno_ui = true\nno-ui = true", &["f:3:1: no-ui: set twice"]);
+        assert_eq!(parse("# nothing", "f"), (Config::default(), Vec::new()));
+    }
+
+    #[test]
+    fn every_mistake_is_told_at_once() {
+        let text = "[serve]\nslots = 0\nkv = \nprot = 1\nport = \"é\"\nctx = 12\nqueue = [\n";
+        let (config, found) = parse(text, "f");
+        let lines: Vec<&str> = found.iter().filter_map(|one| one.place.split(':').nth(1)).collect();
+        assert_eq!(lines[..4], ["2", "3", "4", "5"], "{found:#?}");
+        assert!(lines.len() > 4 && lines[4..].iter().all(|line| ["7", "8"].contains(line)), "{found:#?}");
+        assert_eq!(config.entries.len(), 1, "{config:?}");
+        let failure = mistakes::failure(&found).unwrap();
+        assert!(failure.message.contains("mistakes in the settings\n  f:2:9: slots: "), "{failure:?}");
     }
 
     #[test]
     fn a_file_counts_where_nothing_was_typed() {
         let text = "[serve]\nslots = 2\nport = 81\nno_anthropic = true\nno-responses = false\n\
                     alias = [\"a\", \"b\"]\ntemperature = 0.5\nqueue_timeout = \"2s\"";
-        let config = parse(text).unwrap();
+        let (config, mistakes) = parse(text, "f");
+        assert_eq!(mistakes, []);
         let words: Vec<OsString> = ["clary", "serve", "--port", "82", "--", "m"].map(Into::into).into();
         let Command::Serve(args) = complete(&words, &config).unwrap().command else { panic!("a serve") };
         assert_eq!((args.place.port, args.model.model.as_str()), (82, "m"));

@@ -10,6 +10,7 @@ mod ids;
 mod interrupt;
 mod load;
 mod memory;
+mod mistakes;
 mod numbers;
 mod origin;
 mod output;
@@ -27,6 +28,7 @@ mod vision;
 mod weights;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -38,10 +40,12 @@ use output::Output;
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let parsed = command().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
+    let command = command();
+    let parsed =
+        command.clone().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return not_parsed(&error, &words),
+        Err(error) => return not_parsed(&error, &command, &words),
     };
     let output = Output::new(&cli.global);
     match complete(cli, &words).and_then(|cli| commands::dispatch(cli, &output)) {
@@ -65,7 +69,12 @@ fn command() -> clap::Command {
 /// Adds what the configuration file says about the server.
 fn complete(cli: Cli, words: &[OsString]) -> error::Result<Cli> {
     match cli.command {
-        Command::Serve(_) => config::complete(words, &config::read(cli.global.config.as_deref())?),
+        Command::Serve(_) => {
+            for told in mistakes::unknown_variables(&Cli::command()) {
+                eprint_lossy(&format!("note: environment: {told}\n"));
+            }
+            config::complete(words, &config::read(cli.global.config.as_deref())?)
+        }
         _ => Ok(cli),
     }
 }
@@ -84,7 +93,7 @@ const LATER: [&str; 6] =
     ["--audit", "--cache-device", "--exit-on-stall", "--image-url-allow", "--late-system", "--numa"];
 
 /// Help goes to stdout, mistakes to stderr with a hint.
-fn not_parsed(error: &clap::Error, words: &[OsString]) -> ExitCode {
+fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return match error.print() {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -97,6 +106,16 @@ fn not_parsed(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     let text = text.split("\nFor more information").next().unwrap_or_default().trim_end();
     let named = words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| !word.starts_with('-'));
+    if let Some(failure) =
+        named.and_then(|name| settings_mistakes(error, command.find_subcommand(name)?, words))
+    {
+        eprint_lossy(&format!(
+            "error: {}\nhint: {}\n",
+            failure.message,
+            failure.advice().unwrap_or_default()
+        ));
+        return ExitCode::from(Exit::Usage as u8);
+    }
     let help = named.filter(|name| Cli::command().find_subcommand(name).is_some());
     let help = format!("`clary help {}` lists what a command takes", help.unwrap_or("COMMAND"));
     let hint = match error.kind() {
@@ -123,6 +142,21 @@ fn not_parsed(error: &clap::Error, words: &[OsString]) -> ExitCode {
     };
     eprint_lossy(&format!("hint: {hint}\n"));
     ExitCode::from(Exit::Usage as u8)
+}
+
+/// Where a value of the environment is refused: all that is wrong there, and for `serve` in the file.
+fn settings_mistakes(error: &clap::Error, command: &clap::Command, words: &[OsString]) -> Option<Failure> {
+    if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+        return None;
+    }
+    let mut found = mistakes::environment(command, words);
+    if !found.is_empty() && command.get_name() == config::TABLE {
+        let named = |pair: &[OsString]| (pair[0] == "--config").then(|| PathBuf::from(&pair[1]));
+        let file = words.windows(2).find_map(named);
+        // A file that cannot be read is told of when the variables are right.
+        found.extend(config::read_all(file.as_deref()).map(|(_, mistakes)| mistakes).unwrap_or_default());
+    }
+    mistakes::failure(&found)
 }
 
 /// Writes to stderr, which may be closed.

@@ -12,6 +12,7 @@ use toml_edit::{DocumentMut, Item, Table as TomlTable, value};
 use crate::args::Cli;
 use crate::config::{self, Config, TABLE};
 use crate::error::{Failure, Result};
+use crate::mistakes;
 use crate::output::Output;
 use crate::table::Table;
 use crate::target::Target;
@@ -109,9 +110,9 @@ fn set(key: &str, text: &str, named: Option<&Path>, output: &Output) -> Result {
     let exists = path.exists();
     let before = if exists { config::text(Some(&path))? } else { None }.unwrap_or_default();
     let key = key.strip_prefix("serve.").unwrap_or(key);
+    let entry = config::entry(key, text)?;
     // A value that TOML does not know is a string that was typed without quotes.
     let item = text.parse::<toml_edit::Value>().map_or_else(|_| value(text), Item::Value);
-    let entry = config::entry(key, &item)?;
     let wrong = |error: toml_edit::TomlError| {
         Failure::usage(error.to_string().trim_end().to_owned()).context(&path.display().to_string())
     };
@@ -124,7 +125,10 @@ fn set(key: &str, text: &str, named: Option<&Path>, output: &Output) -> Result {
     let name = table.iter().map(|(name, _)| name.to_owned()).find(|name| other(&name.as_str()));
     table.insert(&name.unwrap_or(entry.option), item);
     let text = document.to_string();
-    config::parse(&text).map_err(|failure| failure.context(&path.display().to_string()))?;
+    let (_, mistakes) = config::parse(&text, &path.display().to_string());
+    if let Some(failure) = mistakes::failure(&mistakes) {
+        return Err(failure);
+    }
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         fs::create_dir_all(folder).map_err(|error| Failure::file(folder, &error))?;
     }
@@ -137,7 +141,15 @@ fn set(key: &str, text: &str, named: Option<&Path>, output: &Output) -> Result {
 fn check(named: Option<&Path>, output: &Output) -> Result {
     let path = config::path(named)?;
     let is_there = named.is_some() || path.exists();
-    let file = config::read(named)?;
+    let (file, mistakes) = config::read_all(named)?;
+    if let Some(failure) = mistakes::failure(&mistakes) {
+        if output.json {
+            let list = mistakes.iter().map(|mistake| json!({"place": mistake.place, "what": mistake.what}));
+            let list: Vec<Value> = list.collect();
+            output.document(&json!({"path": path, "exists": is_there, "ok": false, "mistakes": list}))?;
+        }
+        return Err(failure);
+    }
     if output.json {
         let keys: Vec<&String> = file.entries.iter().map(|entry| &entry.option).collect();
         return Ok(output.document(&json!({"path": path, "exists": is_there, "ok": true, "keys": keys}))?);

@@ -49,7 +49,7 @@ pub(crate) struct PlaceArgs {
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1", env = "CLARY_HOST")]
     pub(crate) host: String,
     /// Port to listen at; 0 lets the system choose
-    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "CLARY_PORT")]
+    #[arg(long, value_name = "PORT", default_value_t = 8080, env = "CLARY_PORT", value_parser = port)]
     pub(crate) port: u16,
     /// Socket file to listen at instead
     #[arg(long, value_name = "PATH", env = "CLARY_UNIX")]
@@ -99,7 +99,8 @@ pub(crate) struct WorkArgs {
     #[arg(env = "CLARY_CACHE_RAM")]
     pub(crate) cache_ram: CacheRam,
     /// Saved states inside long prompts, every so many tokens; 0 for none
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192, env = "CLARY_CHECKPOINT_EVERY")]
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = checkpoint_every)]
+    #[arg(env = "CLARY_CHECKPOINT_EVERY")]
     pub(crate) checkpoint_every: usize,
     /// Requests that may wait for a slot
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count, env = "CLARY_QUEUE")]
@@ -133,7 +134,7 @@ pub(crate) struct WorkArgs {
 pub(crate) struct WordsArgs {
     /// Tokens of reasoning, -1 for no limit
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    #[arg(env = "CLARY_THINKING_BUDGET")]
+    #[arg(value_parser = thinking_budget, env = "CLARY_THINKING_BUDGET")]
     pub(crate) thinking_budget: i64,
     /// Do not let a reply end inside its reasoning: the model must close it first
     #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_CLOSE_REASONING")]
@@ -160,7 +161,7 @@ pub(crate) struct WordsArgs {
     #[arg(env = "CLARY_TOP_P")]
     pub(crate) top_p: Option<f32>,
     /// Over the defaults; 0 for all
-    #[arg(long, value_name = "K", env = "CLARY_TOP_K")]
+    #[arg(long, value_name = "K", value_parser = args::top_k, env = "CLARY_TOP_K")]
     pub(crate) top_k: Option<u32>,
     /// Over the defaults, 0 to 1
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = args::min_p)]
@@ -224,6 +225,23 @@ fn slots(text: &str) -> std::result::Result<Slots, String> {
     let count = || text.parse().ok().filter(|count| (1..=SLOTS_MAX).contains(count)).map(Slots::Count);
     let found = if text == "auto" { Some(Slots::Auto) } else { count() };
     found.ok_or(format!("auto, or a number from 1 to {SLOTS_MAX}"))
+}
+
+fn port(text: &str) -> std::result::Result<u16, String> {
+    text.parse().map_err(|_| "a number from 0 to 65535".to_owned())
+}
+
+/// Most tokens that an option counts.
+const TOKENS_MAX: usize = 1 << 32;
+
+fn checkpoint_every(text: &str) -> std::result::Result<usize, String> {
+    let number = text.parse().ok().filter(|tokens| *tokens <= TOKENS_MAX);
+    number.ok_or(format!("a number from 0 to {TOKENS_MAX}"))
+}
+
+fn thinking_budget(text: &str) -> std::result::Result<i64, String> {
+    let number = text.parse().ok().filter(|tokens| (-1..=TOKENS_MAX as i64).contains(tokens));
+    number.ok_or(format!("-1 for no limit, or a number from 0 to {TOKENS_MAX}"))
 }
 
 fn cache_ram(text: &str) -> std::result::Result<CacheRam, String> {
