@@ -139,7 +139,8 @@ pub(crate) enum Command {
 /// How to run a model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Folder, or synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
+    /// Folder, or name of a pulled model; where no text is made of its weights also
+    /// synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
     pub(crate) model: String,
     /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference (float64,
     /// slow, the judge of errors)

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
 use serde_json::Value;
-use ureq::http::Response;
+use ureq::http::{Response, Uri};
 use ureq::typestate::WithBody;
 use ureq::{Agent, Body, RequestBuilder};
 
@@ -75,8 +75,16 @@ impl Client {
     pub(crate) fn new(url: &str) -> Result<Self> {
         let base = url.trim_end_matches('/');
         let base = base.strip_suffix("/v1").unwrap_or(base);
-        if !base.starts_with("http://") && !base.starts_with("https://") {
-            let failure = Failure::usage(format!("--url {url}: http://HOST:PORT is expected"));
+        // HOST:PORT is what the browser's line takes, too.
+        let is_bare = !url.contains("://") && !base.contains('/');
+        let base = if is_bare { format!("http://{base}") } else { base.to_owned() };
+        let uri: Option<Uri> = base.parse().ok();
+        let is_address = |uri: &Uri| {
+            let is_web = matches!(uri.scheme_str(), Some("http" | "https"));
+            is_web && uri.host().is_some_and(|host| !host.is_empty())
+        };
+        if !uri.as_ref().is_some_and(is_address) {
+            let failure = Failure::usage(format!("--url {url}: expected http://HOST:PORT"));
             return Err(failure.hint(format!("--url {URL}")));
         }
         let config = Agent::config_builder()
@@ -88,7 +96,7 @@ impl Client {
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE));
         let key = std::env::var("CLARY_API_KEY").ok().filter(|key| !key.is_empty());
-        Ok(Self { agent: config.build().into(), base: base.to_owned(), key })
+        Ok(Self { agent: config.build().into(), base, key })
     }
 
     /// Whether a key is sent along.

@@ -31,10 +31,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
+use commands::serve::LogFormat;
 use error::{Exit, Failure};
 use output::Output;
 
@@ -70,10 +71,16 @@ fn command() -> clap::Command {
 fn complete(cli: Cli, words: &[OsString]) -> error::Result<Cli> {
     match cli.command {
         Command::Serve(_) => {
-            for told in mistakes::unknown_variables(&Cli::command()) {
-                eprint_lossy(&format!("note: environment: {told}\n"));
+            let cli = config::complete(words, &config::read(cli.global.config.as_deref())?)?;
+            // Where every line is a document, notes have no place among them.
+            if let Command::Serve(args) = &cli.command
+                && args.work.log_format == LogFormat::Text
+            {
+                for told in mistakes::unknown_variables(&Cli::command()) {
+                    eprint_lossy(&format!("note: environment: {told}\n"));
+                }
             }
-            config::complete(words, &config::read(cli.global.config.as_deref())?)
+            Ok(cli)
         }
         _ => Ok(cli),
     }
@@ -90,7 +97,9 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
 
 /// Options that `docs/api.md` names and this version does not have. A similar option would be a wrong tip.
 const LATER: [&str; 6] =
-    ["--audit", "--cache-device", "--exit-on-stall", "--image-url-allow", "--late-system", "--numa"];
+    ["--audit", "--cache-device", "--image-url-allow", "--late-system", "--log-prompts", "--numa"];
+/// Commands and evaluations of the same kind.
+const LATER_COMMANDS: [&str; 8] = ["quantize", "kl", "ppl", "tools", "struct", "if", "math", "speed"];
 
 /// Help goes to stdout, mistakes to stderr with a hint.
 fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) -> ExitCode {
@@ -105,7 +114,9 @@ fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) 
     }
     let text = error.render().to_string();
     let text = text.split("\nFor more information").next().unwrap_or_default().trim_end();
-    let named = words.iter().skip(1).filter_map(|word| word.to_str()).find(|word| !word.starts_with('-'));
+    let typed = || words.iter().skip(1).filter_map(|word| word.to_str());
+    let named = typed().find(|word| command.find_subcommand(word).is_some());
+    let named = named.or_else(|| typed().find(|word| !word.starts_with('-')));
     if let Some(failure) =
         named.and_then(|name| settings_mistakes(error, command.find_subcommand(name)?, words))
     {
@@ -134,6 +145,17 @@ fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) 
                 None => eprint_lossy(&format!("{text}\n")),
             }
             help
+        }
+        ErrorKind::InvalidSubcommand => {
+            let name = match error.get(ContextKind::InvalidSubcommand) {
+                Some(ContextValue::String(name)) => name.as_str(),
+                _ => "",
+            };
+            match LATER_COMMANDS.contains(&name) {
+                true => eprint_lossy(&format!("error: this version has no {name}\n")),
+                false => eprint_lossy(&format!("{text}\n")),
+            }
+            if help.contains("COMMAND") { "`clary help` lists the commands".to_owned() } else { help }
         }
         _ => {
             eprint_lossy(&format!("{text}\n"));

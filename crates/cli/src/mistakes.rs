@@ -15,8 +15,9 @@ const LIKE: f64 = 0.7;
 const FOUND_MAX: usize = 60;
 /// Beginning of the names of this program's variables.
 const PREFIX: &str = "CLARY_";
-/// Variables that belong to no option.
-const VARIABLES: [&str; 3] = ["CLARY_API_KEY", "CLARY_HUB_TOKEN", "CLARY_STORE"];
+/// Variables that belong to no option; the last two are the service's and the build's.
+const VARIABLES: [&str; 5] =
+    ["CLARY_API_KEY", "CLARY_HUB_TOKEN", "CLARY_STORE", "CLARY_MODEL", "CLARY_COMMIT"];
 /// What switches take in the environment.
 const BOOLISH: [&str; 12] = ["y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"];
 

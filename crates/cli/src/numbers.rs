@@ -26,6 +26,18 @@ impl Numbers {
         Some(found.map(|(_, value)| value).sum())
     }
 
+    /// Sum over all samples but those with one of these values of a label; `None` where there is no such sample.
+    pub(crate) fn sum_but(&self, name: &str, label: &str, left_out: &[&str]) -> Option<f64> {
+        let out: f64 = left_out
+            .iter()
+            .map(|value| format!("{label}=\"{value}\""))
+            .flat_map(|label| self.0.iter().filter(move |(key, _)| key.contains(&label)))
+            .filter(|(key, _)| key.split('{').next() == Some(name))
+            .map(|(_, value)| value)
+            .sum();
+        Some(self.sum(name)? - out)
+    }
+
     /// Value of a sample with this label.
     pub(crate) fn labelled(&self, name: &str, label: &str, wanted: &str) -> Option<f64> {
         let label = format!("{label}=\"{wanted}\"");
@@ -45,6 +57,7 @@ mod tests {
         assert_eq!(numbers.sum("a_total"), Some(3.0));
         assert_eq!(numbers.sum("b"), Some(3.5));
         assert_eq!(numbers.labelled("b", "x", "r"), Some(1.0));
+        assert_eq!((numbers.sum_but("b", "x", &["r"]), numbers.sum_but("d", "x", &[])), (Some(2.5), None));
         assert_eq!((numbers.sum("d"), numbers.labelled("b", "x", "z")), (None, None));
         assert!(numbers.sum("c").is_some_and(f64::is_nan));
     }

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use clap::{Args, ValueEnum};
 use device::Device;
 use model::qwen3_5::takes_pictures;
-use picture::{Limits, Preprocessor};
+use picture::{Limits, PictureError, Preprocessor};
 use serde_json::Value;
 use server::{Vision, VisionSettings};
 use text::{Image, Part};
@@ -133,10 +133,23 @@ pub(crate) fn file(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A picture that is refused, by the name of its file.
+pub(crate) fn refused(path: &Path, error: &PictureError) -> Failure {
+    Failure::usage(format!("{}: {error}", path.display()))
+        .hint("PNG, JPEG, WebP and GIF up to 20 MiB and 50 million pixels are taken")
+}
+
+/// Whether this is a picture that a model could be shown. Before a model is loaded, so with the published sizes.
+fn check(bytes: &[u8]) -> std::result::Result<(), PictureError> {
+    let picture = picture::decode(bytes, &Limits::default(), [255; 3])?;
+    let published = Preprocessor::from_json(&Value::Object(Default::default()));
+    published.map_or(Ok(()), |published| published.target(picture.width, picture.height).map(drop))
+}
+
 /// A picture file as a part of a message.
 pub(crate) fn part(path: &Path) -> Result<Part> {
     let bytes = file(path)?;
-    // Told by content; a wrong one is refused by name when the chat is rendered.
+    check(&bytes).map_err(|error| refused(path, &error))?;
     let url = format!("data:image/auto;base64,{}", STANDARD.encode(bytes));
     Ok(Part::Image(Image { url, detail: None }))
 }

@@ -72,7 +72,7 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
             }
             // A script goes on after a command that means nothing, and learns of it at the end. It does not
             // after a failure that would give its next lines another meaning.
-            Err(failure) if failure.exit == Exit::Usage && is_harmless(&line) => {
+            Err(failure) if is_harmless(&line, failure.exit) && !failure.is_broken_pipe => {
                 output.failure(&failure)?;
                 mistakes += 1;
             }
@@ -87,10 +87,11 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
     }
 }
 
-/// Whether a line is a command whose failure changes nothing for the lines after it.
-fn is_harmless(line: &str) -> bool {
-    let line = line.trim();
-    line.starts_with('/') && !["/load", "/save", "/retry"].iter().any(|command| line.starts_with(command))
+/// Whether a line is a command whose failure changes nothing for the lines after it: a chat that could not be
+/// loaded would give them another meaning, and a device that failed gives no more replies.
+fn is_harmless(line: &str, exit: Exit) -> bool {
+    let command = line.split_whitespace().next().unwrap_or_default();
+    command == "/save" || exit == Exit::Usage && command.starts_with('/') && command != "/load"
 }
 
 /// Where lines come from.

@@ -31,12 +31,8 @@ pub(crate) struct ImageArgs {
 pub(crate) fn image(args: &ImageArgs, output: &Output) -> Result {
     let settings = vision::settings(args.model.as_deref(), &args.vision)?;
     let bytes = vision::file(&args.file)?;
-    let refused = |error: picture::PictureError| {
-        let message = format!("{}: {error}", args.file.display());
-        Failure::usage(message).hint("PNG, JPEG, WebP and GIF up to 20 MiB and 50 million pixels are taken")
-    };
-    let prepared =
-        prepare(&bytes, &Limits::default(), settings.background, &settings.preprocessor).map_err(refused)?;
+    let prepared = prepare(&bytes, &Limits::default(), settings.background, &settings.preprocessor)
+        .map_err(|error| vision::refused(&args.file, &error))?;
     if let Some(out) = &args.out {
         let seen = prepared.seen(&settings.preprocessor);
         let png = seen.to_png().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;

@@ -78,7 +78,10 @@ pub(crate) fn pull(args: &PullArgs, output: &Output) -> Result {
     let token = token("CLARY_HUB_TOKEN").or_else(|| token("HF_TOKEN"));
     let hub = Hub::new(&args.hub, token, Patience::default())?;
     let store = Store::new(args.store.store.as_deref())?;
-    let listing = hub.listing(&name.model(), name.revision())?;
+    output.note(&format!("asking {} for {} at {}", hub.host(), name.model(), name.revision()))?;
+    // A note that nobody can see is no reason to stop.
+    let told = |why: &str| drop(output.note(&format!("no answer: {why}")));
+    let listing = hub.listing(&name.model(), name.revision(), &told)?;
     let place = args.to.clone().unwrap_or_else(|| store.place(&name, &listing.commit));
     let job = Job { hub: &hub, name: &name, listing: &listing, place: &place, args };
     let pulled = job.run(output)?;

@@ -5,12 +5,12 @@ use serde_json::json;
 use crate::error::Result;
 use crate::output::Output;
 
-/// The commit this build was made from, where the build was told.
+/// The commit this build was made from, where the build knew it: see `build.rs`.
 const COMMIT: Option<&str> = option_env!("CLARY_COMMIT");
 
-/// The commit as servers and receipts name it.
+/// The commit as servers and receipts name it; empty where it is not known.
 pub(crate) fn commit() -> &'static str {
-    COMMIT.unwrap_or("unknown")
+    COMMIT.unwrap_or_default()
 }
 
 /// Prints what this build is.

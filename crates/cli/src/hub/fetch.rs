@@ -130,7 +130,9 @@ impl<'a> Fetch<'a> {
         let mut may_restart = true;
         loop {
             if begun.length < self.remote.bytes {
-                self.hub.persist(self.stop, |is_further| self.more(&mut begun, &mut fetched, is_further))?;
+                self.hub.persist(self.stop, &|_| {}, |is_further| {
+                    self.more(&mut begun, &mut fetched, is_further)
+                })?;
             }
             let hash = std::mem::replace(&mut begun.hash, Hash::new(self.remote));
             let (kind, here, there) = hash.compare(&self.remote.digest);
@@ -210,7 +212,7 @@ impl<'a> Fetch<'a> {
         let mut piece = vec![0; PIECE];
         loop {
             stopped(self.stop)?;
-            let count = reader.read(&mut piece).map_err(|error| broken(error.into()))?;
+            let count = reader.read(&mut piece).map_err(|error| broken(self.hub.host(), error.into()))?;
             if count == 0 {
                 break;
             }

@@ -71,17 +71,17 @@ pub(crate) fn plain(name: &str) -> bool {
 }
 
 impl Hub {
-    /// Asks what a model consists of.
-    pub(crate) fn listing(&self, model: &str, revision: &str) -> Result<Listing> {
+    /// Asks what a model consists of. `told` hears of every try that failed.
+    pub(crate) fn listing(&self, model: &str, revision: &str, told: &dyn Fn(&str)) -> Result<Listing> {
         let url = format!("{}/api/models/{model}/revision/{revision}?blobs=true", self.base);
-        let text = self.persist(&AtomicBool::new(false), |_| {
+        let text = self.persist(&AtomicBool::new(false), told, |_| {
             let mut response = self.get(&url, None)?;
             let body = response.body_mut().with_config().limit(LISTING_MAX).read_to_string();
             body.map_err(|error| match error {
                 ureq::Error::BodyExceedsLimit(_) => {
                     Trouble::Fatal(nonsense(format!("{url}: more than {LISTING_MAX} bytes")))
                 }
-                error => broken(error),
+                error => broken(self.host(), error),
             })
         })?;
         let value: Value =

@@ -27,6 +27,8 @@ pub(crate) const URL: &str = "https://huggingface.co";
 const REDIRECTS_MAX: usize = 8;
 /// Longest wait that a hub may ask for.
 const WAIT_MAX: Duration = Duration::from_secs(300);
+/// Longest time to reach a hub.
+const CONNECT: Duration = Duration::from_secs(10);
 /// How often a wait looks whether it is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -112,7 +114,7 @@ impl Hub {
             .max_redirects(0)
             .user_agent(concat!("clary/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
-            .timeout_connect(Some(patience.silence))
+            .timeout_connect(Some(patience.silence.min(CONNECT)))
             .timeout_recv_response(Some(patience.silence))
             .timeout_per_read(Some(patience.silence));
         // A proxy has nothing to do with this machine itself.
@@ -144,7 +146,7 @@ impl Hub {
                     request = request.header(IF_RANGE, tag);
                 }
             }
-            let response = request.call().map_err(broken)?;
+            let response = request.call().map_err(|error| broken(&origin.authority, error))?;
             if !response.status().is_redirection() {
                 return self.checked(response, url);
             }
@@ -181,10 +183,17 @@ impl Hub {
         }
     }
 
-    /// Runs `work` again and again while another try may help. `work` says whether it got further.
+    /// Host and port.
+    pub(crate) fn host(&self) -> &str {
+        &self.origin.authority
+    }
+
+    /// Runs `work` again and again while another try may help. `work` says whether it got further, and `told`
+    /// hears why there is another try.
     fn persist<T>(
         &self,
         stop: &AtomicBool,
+        told: &dyn Fn(&str),
         mut work: impl FnMut(&mut bool) -> std::result::Result<T, Trouble>,
     ) -> Result<T> {
         let mut tried = 0;
@@ -198,14 +207,26 @@ impl Hub {
             tried = if is_further { 1 } else { tried + 1 };
             if tried >= self.patience.tries {
                 let failure = Failure::new(Exit::Network, format!("{why} ({tried} times)"));
-                return Err(failure.hint("what was fetched is kept: the same command goes on from there"));
+                return Err(failure.hint(format!(
+                    "is there a way to {}? A proxy is taken from HTTPS_PROXY, another hub from --hub or CLARY_HUB. \
+                     What was fetched is kept: the same command goes on from there, and a folder with a model's \
+                     files needs no pull",
+                    self.host()
+                )));
             }
             if let Some(after) = after.filter(|after| *after > WAIT_MAX) {
                 let message = format!("{why}: the hub asks for {} s of patience", after.as_secs());
                 return Err(Failure::new(Exit::Network, message).hint("try again then"));
             }
             let pause = self.patience.pause * 2u32.pow(tried - 1);
-            wait(after.unwrap_or(pause), stop)?;
+            let pause = after.unwrap_or(pause);
+            told(&format!(
+                "{why}; try {} of {} in {:.1} s",
+                tried + 1,
+                self.patience.tries,
+                pause.as_secs_f64()
+            ));
+            wait(pause, stop)?;
         }
     }
 }
@@ -236,13 +257,13 @@ fn moved(from: &Uri, location: &str) -> Option<Uri> {
     location.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some())
 }
 
-fn broken(error: ureq::Error) -> Trouble {
+fn broken(host: &str, error: ureq::Error) -> Trouble {
     match error {
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) => {
-            let failure = Failure::new(Exit::Network, error.to_string());
+            let failure = Failure::new(Exit::Network, format!("{host}: {error}"));
             failure.hint("the hub's certificate is not trusted; is there a proxy in between?").into()
         }
-        error => Trouble::Again { why: error.to_string(), after: None },
+        error => Trouble::Again { why: format!("{host}: {error}"), after: None },
     }
 }
 

@@ -202,7 +202,7 @@ fn a_folder_that_cannot_be_written_is_named() {
 
 fn listing(files: serde_json::Value) -> Result<Listing> {
     let body = json!({"sha": COMMIT, "siblings": files}).to_string();
-    hub(&Stub::start(move |_| Reply::ok(body.clone()))).listing("o/n", "main")
+    hub(&Stub::start(move |_| Reply::ok(body.clone()))).listing("o/n", "main", &|_| {})
 }
 
 #[test]
@@ -259,9 +259,28 @@ fn listings_that_make_no_sense() {
     }
     for body in ["", "[]", "{\"sha\": \"../../x\", \"siblings\": []}"] {
         let stub = Stub::start(move |_| Reply::ok(body));
-        assert_eq!(hub(&stub).listing("o/n", "main").unwrap_err().exit, Exit::Network, "{body}");
+        assert_eq!(hub(&stub).listing("o/n", "main", &|_| {}).unwrap_err().exit, Exit::Network, "{body}");
     }
     for wrong in ["http://example.com", "ftp://127.0.0.1", "example.com", ""] {
         assert_eq!(Hub::new(wrong, None, Patience::default()).unwrap_err().exit, Exit::Usage, "{wrong}");
     }
+}
+
+#[test]
+fn a_hub_that_is_not_there_is_named_and_every_try_told() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let patience = Patience { tries: 3, pause: Duration::ZERO, silence: Duration::from_millis(300) };
+    let hub = Hub::new(&format!("http://{address}"), None, patience).unwrap();
+    let tries = AtomicUsize::new(0);
+    let told = |why: &str| {
+        assert!(why.starts_with(&format!("{address}: ")) && why.contains(" of 3 in "), "{why}");
+        tries.fetch_add(1, Ordering::Relaxed);
+    };
+    let failure = hub.listing("o/n", "main", &told).unwrap_err();
+    assert_eq!((failure.exit, tries.into_inner()), (Exit::Network, 2));
+    assert!(failure.message.starts_with(&address) && failure.message.ends_with("(3 times)"), "{failure:?}");
+    let hint = failure.advice().unwrap();
+    assert!(hint.contains(&address) && hint.contains("CLARY_HUB"), "{hint}");
 }

@@ -16,7 +16,8 @@ fn a_running_server_is_shown_and_connected_to() {
     clary(&["connect", "netscape", "--url", &url]).code(2).err_has("claude-code");
     clary(&["connect"]).code(0).out_has("codex");
 
-    let ran = clary(&["top", "--url", &url, "--count", "2", "--every", "0.1"]).code(0).out_has("demo");
+    let ran = clary(&["top", "--url", &server.address, "--count", "2", "--every", "0.1"]).code(0);
+    let ran = ran.out_has("demo").out_has("requests/s 0.0");
     assert_eq!(ran.out.matches("running 0").count(), 2, "{ran:?}");
     let ran = clary(&["top", "--url", &url, "--count", "1", "--every", "0.1", "--json"]).code(0);
     assert_eq!(ran.json()["slots"][0]["state"], "idle");
@@ -29,6 +30,11 @@ fn no_server_is_a_network_error() {
     drop(free);
     let ran = clary(&["connect", "curl", "--url", &url]).code(6).err_has("clary serve");
     assert!(ran.out.contains(&url), "settings come all the same: {ran:?}");
+    assert!(ran.out.starts_with(&format!("# No server answered at {url}: MODEL stands for")), "{ran:?}");
+    let ran = clary(&["connect", "curl", "--url", &url, "--check"]).code(6);
+    assert_eq!(ran.out, "", "nothing is made up where a check is asked for");
+    let assumed = clary(&["connect", "curl", "--url", &url, "--json"]).code(6).json();
+    assert_eq!((&assumed["assumed"]["model"], &assumed["test"]["ok"]), (&"MODEL".into(), &false.into()));
     clary(&["top", "--url", &url]).code(6).err_has(&url);
     clary(&["top", "--url", "ftp://a"]).code(2).err_has("http://");
 }

@@ -82,8 +82,18 @@ fn clary(args: &[&str]) -> Ran {
 
 /// Runs the binary with text on stdin.
 fn clary_with(args: &[&str], input: &str) -> Ran {
+    ran(args, input, &[])
+}
+
+/// Runs the binary with variables of the environment.
+fn clary_env(args: &[&str], variables: &[(&str, &str)]) -> Ran {
+    ran(args, "", variables)
+}
+
+fn ran(args: &[&str], input: &str, variables: &[(&str, &str)]) -> Ran {
     let mut child = Command::new(env!("CARGO_BIN_EXE_clary"))
         .args(args)
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -46,6 +46,11 @@ fn the_unit_starts_what_there_is() {
     {
         of(key);
     }
+    // A group that is not there keeps the unit from starting: each is made.
+    let made = fs::read_to_string(project("packaging/systemd/clary.sysusers.conf")).expect("it is there");
+    for group in of("SupplementaryGroups=").split_whitespace() {
+        assert!(made.lines().any(|line| line == format!("g {group} - -")), "{group}");
+    }
     // The manager's patience is longer than the server's.
     assert_eq!(of("TimeoutStopSec="), "45s");
     let example = fs::read_to_string(project("packaging/systemd/model.example")).expect("it is there");
@@ -74,6 +79,7 @@ fn the_container_file_keeps_the_usual_rules() {
     let lines = lines("packaging/container/Containerfile");
     let known = [
         "FROM",
+        "ARG",
         "WORKDIR",
         "COPY",
         "RUN",

@@ -29,6 +29,9 @@ fn questions_about_a_picture_are_answered() {
     clary(&[&run[..], &plain].concat()).code(0).out_has("There are 6 green crosses.");
     let input = format!("/image {picture}\n{words}\n");
     clary_with(&[&["chat", &model][..], &plain].concat(), &input).code(0).out_has("6 green crosses.");
+    let readme = project("README.md");
+    let ran = clary(&["run", &model, words, "--image", &picture, "--image", &readme]).code(2);
+    ran.err_has("README.md: the bytes are not a picture").err_has("PNG, JPEG, WebP and GIF");
     let off = clary(&[&run[..], &["--vision", "off"]].concat()).code(2);
     off.err_has("pictures are not supported by this model as it is loaded");
 }

@@ -71,7 +71,9 @@ fn run(store: &Path, args: &[&str]) -> Ran {
 fn a_model_is_pulled_run_listed_and_removed() {
     let dir = tempfile::tempdir().expect("a folder");
     let stub = hub(|_, _| None);
-    pull(&stub, dir.path(), &[]).code(0).out_has("own/demo is there: ").out_has("0123456789ab");
+    let first = pull(&stub, dir.path(), &[]).code(0).out_has("own/demo is there: ").out_has("0123456789ab");
+    let host = stub.url.trim_start_matches("http://");
+    assert!(first.err.starts_with(&format!("asking {host} for own/demo at main\n")), "{first:#?}");
     let asked = stub.seen().len();
     assert!(
         stub.seen().iter().all(|seen| !seen.path.contains("README") && !seen.path.contains("vocab.json"))

@@ -125,6 +125,10 @@ fn mistakes_in_a_chat_over_a_pipe() {
     // A command that means nothing stops nothing; a chat that was not loaded does.
     let chat = ["chat", &demo(), "--temperature", "0", "--thinking", "off"];
     clary_with(&chat, &format!("/nonsense\n{QUESTION}\n")).code(2).out_has("95").err_has("not obeyed");
+    for command in ["/save", "/save no/such/folder/file", "/retry", "/image", "/image no/such/file"] {
+        let ran = clary_with(&chat, &format!("{command}\n{QUESTION}\n")).code(2);
+        assert!(ran.out.contains("95") && ran.err.contains("error: "), "{command}: {ran:#?}");
+    }
     let stopped = clary_with(&chat, &format!("/load no/such/file\n{QUESTION}\n")).code(2);
     assert_eq!(stopped.out, "", "{stopped:#?}");
     clary_with(&["chat", &demo()], "").code(0);

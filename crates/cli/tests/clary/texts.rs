@@ -62,7 +62,10 @@ fn a_configuration_file_from_nothing_to_serve() {
     with(&["config", "show"]).code(0).out_has("queue-timeout");
     // The file's port has an end only where it is a number: the mistake names file and key.
     fs::write(&file, "[serve]\nport = \"x\"\n").expect("it is written");
-    with(&["serve", &demo()]).code(2).err_has("config.toml").err_has("serve.port");
+    with(&["serve", &demo()])
+        .code(2)
+        .err_has("config.toml")
+        .err_has("port: expected a number from 0 to 65535, found \"x\"");
     fs::write(&file, "[serve]\nport = 1\n[other]\n").expect("it is written");
     with(&["serve", &demo()]).code(2).err_has("other: no such key");
 }

@@ -1,6 +1,6 @@
 //! What is refused before anything is loaded, and the commands that load nothing.
 
-use crate::{clary, clary_with, demo, project, tiny};
+use crate::{clary, clary_env, clary_with, demo, project, tiny};
 
 #[test]
 fn mistakes_on_the_command_line_are_usage_errors() {
@@ -73,7 +73,7 @@ fn help_version_manual_and_completions() {
     clary(&["--help"]).code(0).out_has("bench");
     clary(&["run", "--help"]).code(0).out_has("--memory-limit");
     let version = clary(&["version"]).code(0).out_has(concat!("clary ", env!("CARGO_PKG_VERSION")));
-    assert!(version.out.contains("isa "), "{version:?}");
+    assert!(version.out.contains("isa ") && !version.out.contains("unknown"), "{version:?}");
     assert_eq!(clary(&["version", "--json"]).code(0).json()["version"], env!("CARGO_PKG_VERSION"));
     for shell in ["bash", "zsh", "fish", "powershell"] {
         clary(&["completions", shell]).code(0).out_has("clary");
@@ -95,6 +95,41 @@ fn hints_are_about_the_command() {
         .err_has("invalid value '-1'")
         .err_has("`clary help bench`");
     clary(&["run", "m", "--seed", "-1"]).code(2).err_has("invalid value '-1'");
+}
+
+#[test]
+fn planned_commands_are_no_misspellings() {
+    clary(&["quantize", "a", "b"]).code(2).err_has("this version has no quantize");
+    clary(&["eval", "kl", "m"]).code(2).err_has("this version has no kl").err_has("`clary help eval`");
+    clary(&["serve", "m", "--log-prompts"]).code(2).err_has("this version has no --log-prompts");
+}
+
+/// Of the environment and of the file, all at once, each where it is.
+#[test]
+fn every_mistake_of_the_settings_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("clary.toml");
+    std::fs::write(&file, "[serve]\nsloots = 2\nport = 70000\nno-ollama = 3\n").unwrap();
+    let config = file.display().to_string();
+    let serve = ["--config", &config, "serve", "no/such/folder/anywhere"];
+    let told = [
+        format!("{config}:2:1: sloots: no such key, did you mean slots?"),
+        format!("{config}:3:8: port: expected a number from 0 to 65535, found 70000"),
+        format!("{config}:4:13: no-ollama: expected true or false, found 3"),
+    ];
+    let ran = clary(&serve).code(2).err_has("3 mistakes in the settings");
+    assert!(told.iter().all(|line| ran.err.contains(line)), "{ran:#?}");
+    let ran = clary_env(&serve, &[("CLARY_SLOTS", "0"), ("CLARY_KV", "int9"), ("CLARY_NO_UI", "perhaps")]);
+    let ran = ran.code(2).err_has("6 mistakes in the settings");
+    let ran = ran.err_has("CLARY_SLOTS: expected auto, or a number from 1 to 64, found \"0\"");
+    let ran = ran.err_has("CLARY_KV: expected one of int8, int16, found \"int9\", did you mean int8?");
+    let ran = ran.err_has("CLARY_NO_UI: expected true or false, found \"perhaps\"");
+    assert!(told.iter().all(|line| ran.err.contains(line)), "{ran:#?}");
+    let check = clary(&["--config", &config, "--json", "config", "check"]).code(2);
+    assert_eq!(check.json()["mistakes"].as_array().map(Vec::len), Some(3));
+    let near = clary_env(&["serve", "no/such/folder/anywhere"], &[("CLARY_SLOT", "2")]);
+    near.code(3).err_has("CLARY_SLOT: no such variable, did you mean CLARY_SLOTS?");
+    clary_env(&["run", "m", "p"], &[("CLARY_CTX", "x")]).code(2).err_has("CLARY_CTX: expected a number");
 }
 
 #[test]

@@ -177,9 +177,10 @@ impl App {
         }
     }
 
-    /// `clary-VERSION-BACKEND-BUILD`.
+    /// `clary-VERSION-BACKEND-BUILD`, the last where it is known.
     pub(crate) fn fingerprint(&self, served: &Served) -> String {
-        format!("clary-{VERSION}-{}-{}", served.info.backend, served.info.build)
+        let fingerprint = format!("clary-{VERSION}-{}-{}", served.info.backend, served.info.build);
+        fingerprint.trim_end_matches('-').to_owned()
     }
 
     /// Runs work that takes the processor for a while beside the async threads, a bounded number at a time.

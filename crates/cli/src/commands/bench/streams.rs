@@ -182,7 +182,7 @@ fn print(crowds: &[Crowd], device: &str, args: &BenchArgs, output: &Output) -> R
         return Ok(output.document(&document)?);
     }
     let mut table = Table::new(">><>>>>><");
-    table.row(["prompt", "streams", "drafts", "min", "median", "max", "first ms", "accepted", "tokens"]);
+    table.row(["prompt", "streams", "drafts", "min", "median", "max", "first ms", "accepted", "token hash"]);
     for crowd in crowds {
         let [min, median, max] = crowd.rates().map(|rate| format!("{rate:.1}"));
         let accepted = crowd.accepted().map_or("-".into(), |share| format!("{:.1} %", share * 100.0));

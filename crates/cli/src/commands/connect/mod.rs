@@ -21,7 +21,13 @@ pub(crate) struct ConnectArgs {
     /// The server; CLARY_API_KEY is its key
     #[arg(long, value_name = "URL", default_value = client::URL)]
     pub(crate) url: String,
+    /// Only try the dialect; without a server no settings are printed
+    #[arg(long)]
+    pub(crate) check: bool,
 }
+
+/// Tokens of context that are assumed where no server says.
+const CONTEXT: u64 = 32768;
 
 /// Reads as a key where the server has none: most clients insist on one.
 const NO_KEY: &str = "none";
@@ -41,15 +47,29 @@ pub(crate) fn connect(args: &ConnectArgs, output: &Output) -> Result {
     })?;
     let client = Client::new(&args.url)?;
     let found = model(&client);
-    let unknown = Model { id: "MODEL".to_owned(), context: 32768 };
-    let settings = filled(known, &client, found.as_ref().unwrap_or(&unknown));
-    if !output.json {
-        output.out(&format!("# {}, {}\n{settings}\n", known.about, known.place))?;
+    let is_assumed = found.is_err();
+    if args.check
+        && let Err(failure) = found
+    {
+        return Err(failure);
+    }
+    let assumed = Model { id: "MODEL".to_owned(), context: CONTEXT };
+    let settings = filled(known, &client, found.as_ref().unwrap_or(&assumed));
+    if !output.json && !args.check {
+        let assumption = match is_assumed {
+            true => format!(
+                "# No server answered at {}: MODEL stands for the name of its model, and {CONTEXT} tokens of \
+                 context are assumed.\n",
+                client.base
+            ),
+            false => String::new(),
+        };
+        output.out(&format!("{assumption}# {}, {}\n{settings}\n", known.about, known.place))?;
     }
     // Without a server the settings are worth having all the same.
     let tried = found.and_then(|model| known.dialect.try_out(&client, &model.id));
     if output.json {
-        output.document(&document(known, &settings, &tried))?;
+        output.document(&document(known, &settings, is_assumed, &tried))?;
     }
     let Tried { whole, first, stream } = tried?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
@@ -81,7 +101,7 @@ fn model(client: &Client) -> Result<Model> {
     let id = first["id"].as_str().ok_or_else(|| {
         Failure::new(crate::error::Exit::Failure, format!("{}: /v1/models lists no model", client.base))
     })?;
-    Ok(Model { id: id.to_owned(), context: first["max_model_len"].as_u64().unwrap_or(32768) })
+    Ok(Model { id: id.to_owned(), context: first["max_model_len"].as_u64().unwrap_or(CONTEXT) })
 }
 
 fn filled(known: &Known, client: &Client, model: &Model) -> String {
@@ -96,7 +116,7 @@ fn filled(known: &Known, client: &Client, model: &Model) -> String {
         .replace("{model}", &model.id)
 }
 
-fn document(known: &Known, settings: &str, tried: &Result<Tried>) -> Value {
+fn document(known: &Known, settings: &str, is_assumed: bool, tried: &Result<Tried>) -> Value {
     let ms = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
     let test = match tried {
         Ok(tried) => json!({"ok": true, "whole_ms": ms(tried.whole), "stream_ms": ms(tried.stream),
@@ -104,7 +124,7 @@ fn document(known: &Known, settings: &str, tried: &Result<Tried>) -> Value {
         Err(failure) => json!({"ok": false, "error": failure.message}),
     };
     json!({"client": known.name, "dialect": known.dialect.name(), "place": known.place, "settings": settings,
-        "test": test})
+        "assumed": is_assumed.then(|| json!({"model": "MODEL", "context": CONTEXT})), "test": test})
 }
 
 #[cfg(test)]
@@ -128,6 +148,9 @@ mod tests {
                 assert!(text.parse::<toml_edit::DocumentMut>().is_ok(), "{text}");
             }
         }
-        assert!(Client::new("127.0.0.1:8080").is_err());
+        assert_eq!(Client::new("localhost:8080/v1/").unwrap().base, "http://localhost:8080");
+        for wrong in ["", "ftp://a", "http://", "a b", "http:/a"] {
+            assert!(Client::new(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -164,8 +164,12 @@ impl Report {
     /// Lines for people.
     pub(crate) fn text(&self, facts: &Facts, address: &str) -> String {
         let free = self.free.map_or(String::new(), |free| format!("   {} free", table::bytes(free)));
+        let build = match facts.info.build.as_str() {
+            "" => String::new(),
+            build => format!("  build {build}"),
+        };
         let mut lines = vec![
-            format!("clary {}  {}  build {}", server::http::VERSION, self.backend, facts.info.build),
+            format!("clary {}  {}{build}", server::http::VERSION, self.backend),
             format!("model    {}   {}   template sha256:{:.12}…", facts.id, self.model, self.template),
             format!("device   {}{free}", self.device),
             format!("memory   {}", self.memory()),

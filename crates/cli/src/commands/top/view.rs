@@ -6,6 +6,9 @@ use super::Look;
 use crate::numbers::Numbers;
 use crate::table::{self, Table};
 
+/// Routes that `top` itself asks, and others that only look: they are no work.
+const LOOKS: [&str; 7] = ["/v1/models", "/version", "/ready", "/slots", "/metrics", "/health", "/props"];
+
 /// What changed between two looks, each second.
 struct Rates {
     prompt: Option<f64>,
@@ -32,7 +35,8 @@ impl Rates {
         Self {
             prompt: prompt.map(|tokens| tokens / seconds),
             generated: more("vllm:generation_tokens_total").map(|tokens| tokens / seconds),
-            requests: more("clary_requests_total").map(|requests| requests / seconds),
+            requests: of(&|numbers| numbers.sum_but("clary_requests_total", "route", &LOOKS))
+                .map(|requests| requests / seconds),
             accepted: share(more("clary_draft_accepted_total"), more("clary_draft_proposed_total")),
             cached: share(cached, prompt),
         }
@@ -158,15 +162,23 @@ mod tests {
                 "request_id": "r", "draft_accept": null, "age_ms": 1500},
                 {"id": 1, "state": "idle", "n_decoded": 0, "request_id": null}]),
             numbers: Numbers::read(&format!(
-                "vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\nclary_draft_proposed_total {tokens}\n\
+                "clary_requests_total{{route=\"/slots\",status=\"200\"}} {tokens}\n\
+                 clary_requests_total{{route=\"/v1/messages\",status=\"200\"}} 7\n\
+                 vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\nclary_draft_proposed_total {tokens}\n\
                  clary_draft_accepted_total{{position=\"0\"}} {}\nclary_cache_bytes 1024",
                 tokens / 2
             )),
         };
         let text = text(&look(2, 120, 30), &look(0, 100, 10), "http://a");
-        for wanted in
-            ["ready", "written 10.0", "drafts accepted 50.0 %", "cache 1.0 KiB of -", "decode", "1.5 s"]
-        {
+        for wanted in [
+            "ready",
+            "requests/s 0.0",
+            "written 10.0",
+            "drafts accepted 50.0 %",
+            "cache 1.0 KiB of -",
+            "decode",
+            "1.5 s",
+        ] {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
         let row = text.lines().find(|line| line.contains("decode")).unwrap();

@@ -89,7 +89,7 @@ pub(crate) async fn props(State(app): State<App>) -> Result<Response, ApiError> 
         },
         chat_template: served.session.text().template.source().to_owned(),
         modalities: Modalities { vision: served.session.vision().is_some() },
-        build_info: format!("{VERSION} {}", served.info.build),
+        build_info: format!("{VERSION} {}", served.info.build).trim_end().to_owned(),
         model_alias: app.id().to_owned(),
         contracts: served.info.contracts.clone(),
     }))
