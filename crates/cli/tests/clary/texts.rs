@@ -67,5 +67,5 @@ fn a_configuration_file_from_nothing_to_serve() {
         .err_has("config.toml")
         .err_has("port: expected a number from 0 to 65535, found \"x\"");
     fs::write(&file, "[serve]\nport = 1\n[other]\n").expect("it is written");
-    with(&["serve", &demo()]).code(2).err_has("other: no such key");
+    with(&["serve", &demo()]).code(2).err_has("other: no such table or key");
 }
