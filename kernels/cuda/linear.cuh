@@ -197,12 +197,40 @@ SHARED void fragment(uint a[4], const StepWords<S>& s) {
     }
 }
 
+// The product below without the matrix instruction, for cards whose instruction does not sum exactly: each partial sum
+// of a group is an integer of at most 2^24, so f32 adds are exact in any order.
+SHARED void plain_mma(float d[4], const uint a[4], uint b0, uint b1) {
+    uint lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
+    auto dot = [](uint x, uint y, float sum) {
+        sum = FMA(half_to_float((ushort)x), half_to_float((ushort)y), sum);
+        return FMA(half_to_float((ushort)(x >> 16)), half_to_float((ushort)(y >> 16)), sum);
+    };
+    // Lane `row + q` has the inputs 2 q, 2 q + 1 and 8 more of both rows, lane `column + 4 e + q` those of column e.
+#pragma unroll
+    for (uint q = 0; q < 4; q++) {
+        uint x[4], y[2][2];
+#pragma unroll
+        for (uint i = 0; i < 4; i++) x[i] = __shfl_sync(0xffffffffu, a[i], row + q);
+#pragma unroll
+        for (uint e = 0; e < 2; e++) {
+            y[e][0] = __shfl_sync(0xffffffffu, b0, column + 4 * e + q);
+            y[e][1] = __shfl_sync(0xffffffffu, b1, column + 4 * e + q);
+        }
+#pragma unroll
+        for (uint i = 0; i < 4; i++) d[i] = dot(x[i / 2 + 2], y[i % 2][1], dot(x[i / 2], y[i % 2][0], d[i]));
+    }
+}
+
 // d += a b on integers of halves: exact while sums stay within 2^24.
 SHARED void mma(float d[4], const uint a[4], uint b0, uint b1) {
+#ifdef PLAIN_SUMS
+    plain_mma(d, a, b0, b1);
+#else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 template <int DTYPE>

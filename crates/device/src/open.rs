@@ -48,7 +48,8 @@ pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Dev
         _ => match card(name) {
             Some(ordinal) => {
                 let kernel_cache = settings.kernel_cache;
-                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, graphs: true })?))
+                let (graphs, plain_sums) = (true, false);
+                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, graphs, plain_sums })?))
             }
             None => Err(DeviceError::Unavailable {
                 name: name.into(),

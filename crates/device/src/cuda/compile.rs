@@ -150,6 +150,8 @@ pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
     cache: Option<PathBuf>,
     compiler: Compiler,
+    /// Whether kernels sum grouped products without the half-precision matrix instruction.
+    plain_sums: bool,
     /// Loaded images by file and constants.
     modules: HashMap<(&'static str, Defines), usize>,
     functions: HashMap<Kernel, Function>,
@@ -163,7 +165,15 @@ impl Kernels {
 
     /// With another compiler.
     pub(super) fn with(driver: Arc<dyn Driver>, cache: Option<PathBuf>, compiler: Compiler) -> Self {
-        Self { driver, cache, compiler, modules: HashMap::new(), functions: HashMap::new() }
+        let (modules, functions) = (HashMap::new(), HashMap::new());
+        Self { driver, cache, compiler, plain_sums: false, modules, functions }
+    }
+
+    /// From here on kernels sum grouped products without the half-precision matrix instruction.
+    pub(super) fn sum_plainly(&mut self) {
+        self.plain_sums = true;
+        self.modules.clear();
+        self.functions.clear();
     }
 
     /// The function of a kernel.
@@ -194,6 +204,9 @@ impl Kernels {
 
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch();
+        let mut defines = defines.to_vec();
+        defines.extend(self.plain_sums.then(|| ("PLAIN_SUMS", "1".to_owned())));
+        let defines = &defines[..];
         let Some(folder) = &self.cache else {
             return Ok((self.compiler)(file, defines, &arch)?.image);
         };

@@ -119,7 +119,8 @@ impl Cuda {
 impl Device for Cuda {
     fn name(&self) -> String {
         let facts = self.driver.facts();
-        format!("cuda:{} ({}, {} multiprocessors)", self.ordinal, facts.name, facts.processors)
+        let sums = if self.tables.plain_sums { ", plain sums" } else { "" };
+        format!("cuda:{} ({}, {} multiprocessors{sums})", self.ordinal, facts.name, facts.processors)
     }
 
     fn memory(&self) -> Memory {

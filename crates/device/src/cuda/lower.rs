@@ -41,12 +41,19 @@ pub(super) struct Tables {
     pub(super) picks: Vec<PickTable>,
     pub(super) kv: Vec<Arc<KvPages>>,
     pub(super) states: Vec<Arc<States>>,
+    /// Whether grouped products are summed without matrix instructions.
+    pub(super) plain_sums: bool,
     scratch: HashMap<&'static str, DeviceMemory>,
     /// Scratch that grew: recorded launches may still name the old addresses.
     outgrown: Vec<DeviceMemory>,
 }
 
 impl Tables {
+    /// Nothing yet.
+    pub(super) fn new(plain_sums: bool) -> Self {
+        Self { plain_sums, ..Self::default() }
+    }
+
     /// Bytes of scratch.
     pub(super) fn scratch_bytes(&self) -> usize {
         self.scratch.values().chain(&self.outgrown).map(DeviceMemory::bytes).sum()

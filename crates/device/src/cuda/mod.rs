@@ -62,6 +62,9 @@ pub struct CudaSettings {
     pub kernel_cache: Option<PathBuf>,
     /// Replay repeated steps as graphs. Bits do not depend on it.
     pub graphs: bool,
+    /// Sum grouped products with plain multiplies and adds, as on a card whose matrix instruction does not sum
+    /// integers exactly. Bits do not depend on it; prompts take several times as long.
+    pub plain_sums: bool,
 }
 
 /// The CUDA device.
@@ -108,8 +111,11 @@ impl Cuda {
         let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
         compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
         let mut kernels = Kernels::new(driver.clone(), settings.kernel_cache.clone());
-        exact::check(settings.ordinal, &driver, &mut kernels)?;
-        Self::on(driver, kernels, settings)
+        let plain_sums = settings.plain_sums || !exact::holds(&driver, &mut kernels)?;
+        if plain_sums {
+            kernels.sum_plainly();
+        }
+        Self::on(driver, kernels, CudaSettings { plain_sums, ..settings })
     }
 
     /// A device over an open driver.
@@ -119,7 +125,7 @@ impl Cuda {
         Ok(Self {
             ordinal: settings.ordinal,
             kernels,
-            tables: Tables::default(),
+            tables: Tables::new(settings.plain_sums),
             lists: Lists::new(driver.clone(), settings.graphs),
             commands: Vec::new(),
             shape: StepShape::of(&step),

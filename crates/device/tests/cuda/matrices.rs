@@ -141,12 +141,16 @@ fn differences(found: &[f32], expected: &[f32], width: usize, what: &str) -> usi
 
 /// All matrices over one input, in one launch, against the CPU, for each row count.
 fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
+    check_on(cuda(), matrices, counts, seed)
+}
+
+fn check_on(card: Cuda, matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
     let cols = matrices[0].cols();
     let x = activations(&mut Random(seed), most, cols);
     let sizes: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
     let mut results = Vec::new();
-    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(cuda())];
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(card)];
     for mut device in devices {
         let refs: Vec<_> = matrices.iter().map(|m| device.matrix(m).unwrap()).collect();
         let input = device.buffer(most, cols).unwrap();
@@ -198,6 +202,18 @@ fn grouped_matrices_equal_the_cpu() {
     // Half steps.
     wrong += check(&six(&mut random, 24, 96, &[32], 0), &[1, 4, 40], 8);
     assert_eq!(wrong, 0);
+}
+
+/// What a card does whose matrix instruction does not sum exactly.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn plain_sums_equal_the_cpu() {
+    let mut random = Random(6);
+    let matrices = six(&mut random, 40, 1152, &[32, 64, 128], 0);
+    let card = crate::open(true);
+    assert!(card.name().contains("plain sums"), "{}", card.name());
+    assert_eq!(check_on(card, &matrices, &[1, 2, 9, 20, 40], 9), 0);
+    assert!(!cuda().name().contains("plain sums"), "only cards that fail");
 }
 
 /// Codes that the gated norm makes for the matrix after it, in every group length.
