@@ -39,6 +39,13 @@ SHARED uint half_pair(float low, float high) {
     return pair;
 }
 
+// a b + c of two halves each.
+SHARED uint half_fma(uint a, uint b, uint c) {
+    uint d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Waits for the launches before this one; what they wrote may be read only after it. A kernel calls it once,
 // after loading what no launch writes (weights).
 SHARED void wait_for_launches_before() {

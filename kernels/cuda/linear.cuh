@@ -93,12 +93,6 @@ SHARED void make_unit(float unit, float sum, WideUnit& out) {
     out = WideUnit{unit, sum * unit, high, 8.0f * (sum - 2.0f * high)};
 }
 
-SHARED uint half_fma(uint a, uint b, uint c) {
-    uint d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // (a & mask) | magic in one instruction.
 SHARED uint mask_or(uint a, uint mask, uint magic) {
     uint d;

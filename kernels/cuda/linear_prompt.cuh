@@ -34,6 +34,16 @@ struct TileRows {
     SHARED uint row(uint n) const { return index ? index[n] / divisor : first + n; }
 };
 
+// Is a row of the tile marked? All threads of the block.
+SHARED bool any_marked(const uint* marks, const TileRows& in) {
+    __shared__ uint any;
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    if (threadIdx.x < in.count && marks[in.row(threadIdx.x)] != 0) any = 1;
+    __syncthreads();
+    return any != 0;
+}
+
 // 16 bytes, or zeros.
 SHARED void copy_async_16_or_zeros(void* to, const void* from, bool there) {
     uint at = (uint)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;

@@ -10,10 +10,11 @@ use super::launch::{Args, Kernel, Launch};
 use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, Place, SLICE, TILE};
+use super::warpgroup;
 use crate::{Buffer, MatrixRef};
 
 /// Most matrices and kinds of one launch (linear.cu, `MATRICES_MAX`).
-const MATRICES_MAX: usize = 8;
+pub(super) const MATRICES_MAX: usize = 8;
 /// Most warps of a block.
 const WARPS_MAX: usize = 8;
 /// Warps that a block should have at least.
@@ -29,6 +30,8 @@ const STREAM_ROWS_MAX: usize = 4;
 const DECODE_ROWS_MAX: usize = 32;
 /// Warps along the rows of a tile of the prompt form.
 const TILE_WARPS: usize = 2;
+/// Blocks of a repair along the outputs: most have nothing to do.
+const REPAIR_BLOCKS: usize = 4;
 /// Outputs of a block of the prompt form (linear_prompt.cuh).
 pub(super) const TILE_OUTPUTS: usize = 128;
 /// Codes of rows are staged in shared memory up to this many bytes; more are read where they are.
@@ -271,9 +274,13 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
         match kind.group() {
             Some(group) => {
                 let codes = c.codes(x, rows, group)?;
+                let tame = targets.iter().all(|(matrix, _)| matrix.place.tame);
+                let wide = (tame && warpgroup::has_form(c, kind))
+                    .then(|| warpgroup::linear(c, codes, input.width, rows, kind, &targets))
+                    .transpose()?;
                 targets
                     .chunks(MATRICES_MAX)
-                    .for_each(|targets| prompt(c, codes, input.width, rows, kind, targets));
+                    .for_each(|targets| prompt(c, codes, input.width, rows, kind, targets, wide));
             }
             None => {
                 let mut arranged = None;
@@ -296,7 +303,21 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
     Ok(())
 }
 
-/// A launch of the prompt form: matrices of one kind.
+/// Words of the targets of a prompt kernel, and how many blocks of outputs they have.
+pub(super) fn target_words(targets: &[&(Arc<PackedMatrix>, PlaneRef)]) -> (Vec<u64>, usize) {
+    let mut words = Vec::with_capacity(4 * MATRICES_MAX);
+    let mut blocks = 0;
+    for (matrix, out) in targets {
+        words.extend(matrix.packed());
+        words.extend([out.ptr, pair(matrix.rows, blocks)]);
+        blocks += matrix.rows.div_ceil(TILE_OUTPUTS);
+    }
+    words.resize(4 * MATRICES_MAX, 0);
+    (words, blocks)
+}
+
+/// A launch of the prompt form: matrices of one kind. `wide`: marks of rows, of which only tiles with such a row
+/// are done.
 fn prompt(
     c: &mut Lowering<'_>,
     codes: Codes,
@@ -304,21 +325,19 @@ fn prompt(
     rows: usize,
     kind: Kind,
     targets: &[&(Arc<PackedMatrix>, PlaneRef)],
+    wide: Option<u64>,
 ) {
-    let mut words = vec![codes.codes, codes.units, codes.sums, pair(rows, cols), pair(targets.len(), 0)];
-    let mut blocks = 0;
-    for (matrix, out) in targets {
-        words.extend(matrix.packed());
-        words.extend([out.ptr, pair(matrix.rows, blocks)]);
-        blocks += matrix.rows.div_ceil(TILE_OUTPUTS);
-    }
-    words.resize(5 + 4 * MATRICES_MAX, 0);
+    let (target_words, blocks) = target_words(targets);
+    let mut words = vec![codes.codes, codes.units, codes.sums, pair(rows, cols), pair(targets.len(), blocks)];
+    words.push(wide.unwrap_or(0));
+    words.extend(target_words);
+    let columns = if wide.is_some() { blocks.min(REPAIR_BLOCKS) } else { blocks };
     c.push(Launch {
         kernel: kernel_of("linear_prompt.cu", "linear_prompt", &[kind])
             .define("TILE_ROWS", kind.tile_rows())
             .define("ROW_WARPS", TILE_WARPS)
             .define("BLOCKS", 1),
-        grid: [blocks as u32, rows.div_ceil(kind.tile_rows()) as u32, 1],
+        grid: [columns as u32, rows.div_ceil(kind.tile_rows()) as u32, 1],
         block: 128 * TILE_WARPS as u32,
         shared: kind.tile_bytes(kind.tile_rows()) as u32,
         args: Args::new().words(&words),

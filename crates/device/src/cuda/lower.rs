@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::command::Command;
-use super::driver::{Driver, Result};
+use super::driver::{Driver, Facts, Result};
 use super::experts::{self, PackedExperts};
 use super::kv::{self, KvPages};
 use super::launch::{Args, Kernel, Launch};
@@ -121,6 +121,11 @@ impl<'a> Lowering<'a> {
     /// The card.
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
         self.driver
+    }
+
+    /// What the card is.
+    pub(super) fn facts(&self) -> &Facts {
+        self.driver.facts()
     }
 
     /// The step's sizes.

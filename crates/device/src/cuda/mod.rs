@@ -32,6 +32,7 @@ mod route;
 mod rows;
 mod sources;
 mod state;
+mod warpgroup;
 #[cfg(test)]
 mod tests;
 mod vision;

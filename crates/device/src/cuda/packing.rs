@@ -13,6 +13,9 @@ const STEP: usize = 64;
 pub(super) const SLICE: usize = 1024;
 /// Stored scales of smaller magnitude are read as 0 (`docs/arithmetic.md`, rule 5): `2^-50`.
 const SCALE_MIN: f32 = f32::from_bits((127 - 50) << 23);
+/// Bounds of [`Place::tame`]: `2^40`, `2^-60`.
+const TAME_MAX: f32 = f32::from_bits((127 + 40) << 23);
+const TAME_BIAS_MIN: f32 = f32::from_bits((127 - 60) << 23);
 /// Alignment of the parts of an allocation.
 const ALIGN: usize = 256;
 /// Stages of the prompt form's pipeline (linear_prompt.cuh, `STAGES`).
@@ -74,8 +77,18 @@ impl Kind {
     }
 }
 
-/// Tiles of the prompt form (linear_prompt.cuh, `TileShape`).
+/// Tiles of the prompt forms (linear_prompt.cuh, `TileShape`; linear_warpgroup.cuh, `RingShape`).
 impl Kind {
+    /// Is there a warpgroup form?
+    pub(super) fn in_warpgroups(self) -> bool {
+        matches!(self.bits(), 2..=4) && matches!(self.group(), Some(64 | 128))
+    }
+
+    /// Bytes of a stage of the warpgroup form's ring.
+    pub(super) fn ring_bytes(self) -> usize {
+        (128 * 2 * STEP + 8 * 128 * self.bits() + 8 * self.group_bytes() + 2 * 4 * 128).next_multiple_of(1024)
+    }
+
     /// Rows of a tile.
     pub(super) fn tile_rows(self) -> usize {
         if self.group() == Some(128) || self.bits() > 4 { 64 } else { 128 }
@@ -97,6 +110,9 @@ pub(super) struct Place {
     pub(super) codes: usize,
     /// Scales and biases; the floats of a dense matrix.
     pub(super) params: usize,
+    /// Are scales and biases of a size that lets units be put on slice sums instead of groups: up to `2^40` and,
+    /// of biases, 0 or at least `2^-60`? Then every sum is a multiple of the least subnormal in either order.
+    pub(super) tame: bool,
 }
 
 /// Bytes of one tile: codes, then scales and biases.
@@ -119,11 +135,11 @@ pub(super) fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
             start
         };
         places.push(match source.encoding() {
-            Encoding::Dense(_) => Place { codes: 0, params: take(source.codes().len()) },
+            Encoding::Dense(_) => Place { codes: 0, params: take(source.codes().len()), tame: false },
             Encoding::Grouped(scheme) => {
                 let (codes, params) = tile_bytes(source.cols(), scheme);
                 let tiles = source.rows().div_ceil(TILE);
-                Place { codes: take(codes * tiles), params: take(params * tiles) }
+                Place { codes: take(codes * tiles), params: take(params * tiles), tame: true }
             }
         });
     }
@@ -136,6 +152,9 @@ pub(super) fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
             scope.spawn(|| jobs.iter_mut().for_each(Job::run));
         }
     });
+    for job in jobs {
+        places[job.which].tame &= job.tame;
+    }
     sources.iter().for_each(|source| source.discard());
     (bytes, places)
 }
@@ -146,6 +165,9 @@ struct Job<'a> {
     tiles: Range<usize>,
     codes: &'a mut [u8],
     params: &'a mut [u8],
+    /// Which of the sources, and whether these tiles' scales and biases are tame ([`Place::tame`]).
+    which: usize,
+    tame: bool,
 }
 
 /// Cuts the allocation into jobs.
@@ -160,10 +182,10 @@ fn jobs<'a>(sources: &[&'a Matrix], places: &[Place], bytes: &'a mut [u8]) -> Ve
         (rest, at) = (after, start + len);
         part
     };
-    for (&source, place) in sources.iter().zip(places) {
+    for (which, (&source, place)) in sources.iter().zip(places).enumerate() {
         let Encoding::Grouped(scheme) = source.encoding() else {
             let params = take(place.params, source.codes().len());
-            jobs.push(Job { source, tiles: 0..0, codes: &mut [], params });
+            jobs.push(Job { source, tiles: 0..0, codes: &mut [], params, which, tame: true });
             continue;
         };
         let (code_bytes, param_bytes) = tile_bytes(source.cols(), scheme);
@@ -175,7 +197,8 @@ fn jobs<'a>(sources: &[&'a Matrix], places: &[Place], bytes: &'a mut [u8]) -> Ve
             .zip(params.chunks_mut(param_bytes * TILES_PER_TURN));
         for (turn, (codes, params)) in turns.enumerate() {
             let first = turn * TILES_PER_TURN;
-            jobs.push(Job { source, tiles: first..tiles.min(first + TILES_PER_TURN), codes, params });
+            let tiles = first..tiles.min(first + TILES_PER_TURN);
+            jobs.push(Job { source, tiles, codes, params, which, tame: true });
         }
     }
     jobs
@@ -201,7 +224,7 @@ impl Job<'_> {
                     8 => pack_row::<8>(stream, row % TILE, codes),
                     bits => unreachable!("{bits}-bit matrices do not exist"),
                 }
-                pack_params(self.source, scheme, row, params);
+                self.tame &= pack_params(self.source, scheme, row, params);
             }
         }
     }
@@ -261,22 +284,31 @@ fn put(plane: &mut [u8], width: usize, lane: usize, t: usize, h: usize, fields: 
     *at = (u32::from_le_bytes(*at) | fields << shift).to_le_bytes();
 }
 
-/// Scales and biases of one row into its tile.
-fn pack_params(source: &Matrix, scheme: Scheme, row: usize, params: &mut [u8]) {
+/// Scales and biases of one row into its tile; says whether they are tame ([`Place::tame`]).
+fn pack_params(source: &Matrix, scheme: Scheme, row: usize, params: &mut [u8]) -> bool {
+    let mut tame = true;
     let (size, groups) = (scheme.scales.size(), source.cols() / scheme.group);
     let floats = if scheme.zero == Zero::Affine { 2 } else { 1 };
     let (g, h) = (row % 8, row / 8 % 2);
     for group in 0..groups {
         let from = row * groups + group;
         let to = (group * 8 + g) * 2 * floats + h;
-        let tiny = read_float(scheme.scales, source.scales(), from).abs() < SCALE_MIN;
+        let scale = read_float(scheme.scales, source.scales(), from);
+        let tiny = scale.abs() < SCALE_MIN;
+        tame &= scale.abs() <= TAME_MAX;
         if !tiny {
             params[to * size..][..size].copy_from_slice(&source.scales()[from * size..][..size]);
         }
         if scheme.zero == Zero::Affine {
             params[(to + 2) * size..][..size].copy_from_slice(&source.biases()[from * size..][..size]);
+            let bias = read_float(scheme.scales, source.biases(), from);
+            let center = (1u32 << (scheme.bits - 1)) as f32;
+            // Exact products: as the one fma of the kernels.
+            let centered = (center * if tiny { 0.0 } else { scale } + bias).abs();
+            tame &= centered == 0.0 || (TAME_BIAS_MIN..=TAME_MAX).contains(&centered);
         }
     }
+    tame
 }
 
 #[cfg(test)]

@@ -146,8 +146,13 @@ fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
 
 fn check_on(card: Cuda, matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
+    check_rows(matrices, counts, activations(&mut Random(seed), most, matrices[0].cols()))
+}
+
+/// [`check`] of these rows.
+fn check_rows(matrices: &[Matrix], counts: &[usize], x: Vec<f64>) -> usize {
+    let most = *counts.iter().max().unwrap();
     let cols = matrices[0].cols();
-    let x = activations(&mut Random(seed), most, cols);
     let sizes: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
     let mut results = Vec::new();
     let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(card)];
@@ -240,6 +245,24 @@ fn codes_of_normed_heads_equal_the_cpu() {
             found
         });
     }
+}
+
+/// Groups of a row whose units lie far apart: at the edge of what one unit of a slice can hold, and beyond.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn rows_of_wide_spread_equal_the_cpu() {
+    let mut random = Random(11);
+    let matrices = six(&mut random, 200, 1664, &[64, 128], 0);
+    let mut wrong = 0;
+    for (below, only) in [(24, 1), (25, 1), (34, 70)] {
+        let mut x = activations(&mut random, 300, 1664);
+        for row in x.chunks_mut(1664).step_by(only) {
+            row[..1000].fill(0.7);
+            row[300..700].iter_mut().for_each(|x| *x *= 2f64.powi(-below));
+        }
+        wrong += check_rows(&matrices, &[40, 300], x);
+    }
+    assert_eq!(wrong, 0);
 }
 
 #[test]
