@@ -1,7 +1,7 @@
 // Are sums of half-precision matrix products exact integers (docs/arithmetic.md, why it is affordable)? Each warp takes
 // one group: 16 rows of weights of 4 bits, 8 columns of codes, `depth` inputs (a multiple of 16, at most 128), summed in
 // one f32 accumulator as the matrix kernels do, and compares all 128 sums with 64-bit integers.
-#include "common.cuh"
+#include "warpgroup.cuh"
 
 SHARED uint mixed(uint x) {
     x = (x ^ x >> 16) * 0x7feb352du;
@@ -59,4 +59,63 @@ extern "C" __global__ void __launch_bounds__(256) inexact_sums(uint* wrong, uint
         bad += (long long)sum[i] != exact || sum[i] != (float)(long long)sum[i];
     }
     if (bad) atomicAdd(wrong, bad);
+}
+
+// The same of a warpgroup's products, the codes times 2^-(group % 25), as aligned rows hold them (align.cu): down to
+// subnormal halves. A block takes one group: 64 rows of weights, COLUMNS of codes.
+template <int COLUMNS>
+SHARED void check_warpgroup(uchar* smem, uint* wrong, uint depth) {
+    uint group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4);
+    float unit = FLOAT((127u - group % 25) << 23);
+#pragma unroll 1
+    for (uint i = threadIdx.x; i < COLUMNS * depth / 2; i += blockDim.x) {
+        uint k = i % (depth / 2) * 2, column = i / (depth / 2);
+        uint pair = half_pair((float)code_at(group, k, column) * unit, (float)code_at(group, k + 1, column) * unit);
+        uchar* row = smem + k / 64 * (COLUMNS * 128) + column * 128;
+        *(uint*)(row + ((k % 64 / 8) ^ column % 8) * 16 + k % 8 * 2) = pair;
+    }
+    publish_to_products();
+    __syncthreads();
+    float sum[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0.0f;
+#pragma unroll 1
+    for (uint k = 0; k < depth; k += 16) {
+        uint row = warp * 16 + g;
+        uint a[4] = {weights_at(group, row, k + t), weights_at(group, row + 8, k + t),
+                     weights_at(group, row, k + t + 8), weights_at(group, row + 8, k + t + 8)};
+        products_begin();
+        multiply_warpgroup<COLUMNS>(sum, a, operand(smem + k / 64 * (COLUMNS * 128)) + k % 64 / 8, k > 0);
+        products_commit();
+        products_wait<0>();
+    }
+    // All sums where the codes were, to be compared in a plain loop.
+    __syncthreads();
+    float* sums = (float*)smem;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++)
+        sums[(warp * 16 + g + i % 4 / 2 * 8) * COLUMNS + i / 4 * 8 + t + i % 2] = sum[i];
+    __syncthreads();
+    uint bad = 0;
+#pragma unroll 1
+    for (uint at = threadIdx.x; at < 64 * COLUMNS; at += blockDim.x) {
+        uint row = at / COLUMNS, column = at % COLUMNS;
+        int exact = 0;
+#pragma unroll 1
+        for (uint k = 0; k < depth; k++) exact += weight_at(group, row, k) * code_at(group, k, column);
+        bad += sums[at] != (float)exact * unit;
+    }
+    if (bad) atomicAdd(wrong, bad);
+}
+
+extern "C" __global__ void __launch_bounds__(128) inexact_warpgroup_sums(uint* wrong, uint depth) {
+    extern __shared__ __align__(1024) uchar dynamic[];
+    uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
+    check_warpgroup<32>(smem, wrong, depth);
+    __syncthreads();
+    check_warpgroup<64>(smem, wrong, depth);
+    __syncthreads();
+    check_warpgroup<96>(smem, wrong, depth);
+    __syncthreads();
+    check_warpgroup<128>(smem, wrong, depth);
 }

@@ -10,7 +10,7 @@ use super::memory::Codes;
 use super::packing::{Kind, SLICE};
 
 /// Compute capability whose instructions the form is made of.
-const CAPABILITY: u32 = 90;
+pub(super) const CAPABILITY: u32 = 90;
 /// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
 const STAGES: usize = 7;
 const THREADS: u32 = 384;
