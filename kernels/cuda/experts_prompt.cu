@@ -1,7 +1,8 @@
 // Routed experts, prompt form: tiles of rows that chose one expert, listed by `experts_sort` (experts.cu).
 // Three kernels: gate and up into scratch; silu(gate) * up and its codes; down. Compiled for the layer's
 // kinds, none dense. Grid of the products: x blocks of 128 outputs (of gate, then of up), y places of the
-// tile list, of which only the first tile_count are there.
+// tile list, taken in turn, of which only the first tile_count are there. With `wide`, only rows that are
+// marked there are done: what the warpgroup form cannot do (align.cu).
 #include "linear_prompt.cuh"
 
 struct ExpertMatrix {
@@ -26,6 +27,8 @@ struct ExpertPromptArgs {
     PromptCodes codes[3];          // of x, by `form`
     PromptCodes inner_codes;       // [pairs, inner], written by experts_inner
     uint pairs, k, experts, width, inner, tile_rows;
+    const uint* wide;        // marks of rows, or none
+    const uint* inner_wide;  // marks of pairs, or none
 };
 
 struct Tile {
@@ -33,13 +36,24 @@ struct Tile {
     uint count, expert;
 };
 
-SHARED bool find_tile(Tile& tile, const ExpertPromptArgs& args) {
-    if (blockIdx.y >= args.tiles[0]) return false;
-    tile.expert = args.tiles[2 + 2 * blockIdx.y];
-    uint first = args.tiles[3 + 2 * blockIdx.y];
-    tile.pairs = args.order + first;
-    tile.count = min(args.starts[tile.expert + 1] - first, args.tile_rows);
-    return true;
+SHARED Tile find_tile(const ExpertPromptArgs& args, uint at) {
+    uint expert = args.tiles[2 + 2 * at], first = args.tiles[3 + 2 * at];
+    return Tile{args.order + first, min(args.starts[expert + 1] - first, args.tile_rows), expert};
+}
+
+// f(tile, block) for the tiles and blocks of outputs of this block that have to be done. `divisor`: from a
+// tile's pairs to what is marked.
+template <class F>
+SHARED void each_tile(const ExpertPromptArgs& args, const uint* marks, uint divisor, uint blocks, F f) {
+    for (uint at = blockIdx.y; at < args.tiles[0]; at += gridDim.y) {
+        Tile tile = find_tile(args, at);
+        TileRows in = {nullptr, nullptr, nullptr, tile.pairs, divisor, 0, tile.count, 0};
+        if (marks && !any_marked(marks, in)) continue;
+        for (uint block = blockIdx.x; block < blocks; block += gridDim.x) {
+            f(tile, block);
+            __syncthreads();
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
@@ -47,16 +61,20 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     extern __shared__ __align__(128) uchar smem[];
     wait_for_launches_before();
     start_next_launch();
-    Tile tile;
-    if (!find_tile(tile, args)) return;
-    uint half = gridDim.x / 2, which = blockIdx.x / half, block = blockIdx.x % half;
-    const ExpertMatrix& matrix = args.matrices[which * args.experts + tile.expert];
-    const PromptCodes& codes = args.codes[matrix.form];
-    TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, args.k, 0, tile.count, args.width};
-    with_kind(matrix.kind, [&](auto kind) {
-        multiply_tile<typename decltype(kind)::Stored>(
-            smem, matrix.weights, in, args.inner, block * 8,
-            [&](uint n) { return args.gate_up + ((ulong)which * args.pairs + tile.pairs[n]) * args.inner; });
+    uint half = (args.inner + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    each_tile(args, args.wide, args.k, 2 * half, [&](const Tile& tile, uint block) {
+        uint which = block / half;
+        const ExpertMatrix& matrix = args.matrices[which * args.experts + tile.expert];
+        const PromptCodes& codes = args.codes[matrix.form];
+        TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, args.k, 0, tile.count, args.width};
+        auto place = [&](uint n) -> float* {
+            if (args.wide && !args.wide[tile.pairs[n] / args.k]) return nullptr;
+            return args.gate_up + ((ulong)which * args.pairs + tile.pairs[n]) * args.inner;
+        };
+        with_kind(matrix.kind, [&](auto kind) {
+            multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, args.inner,
+                                                           block % half * 8, place);
+        });
     });
 }
 
@@ -102,14 +120,17 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     extern __shared__ __align__(128) uchar smem[];
     wait_for_launches_before();
     start_next_launch();
-    Tile tile;
-    if (!find_tile(tile, args)) return;
-    const ExpertMatrix& matrix = args.matrices[2 * args.experts + tile.expert];
-    const PromptCodes& codes = args.inner_codes;
-    TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, 1, 0, tile.count, args.inner};
-    with_kind(matrix.kind, [&](auto kind) {
-        multiply_tile<typename decltype(kind)::Stored>(
-            smem, matrix.weights, in, args.width, blockIdx.x * 8,
-            [&](uint n) { return args.out + (ulong)tile.pairs[n] * args.width; });
+    uint blocks = (args.width + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    each_tile(args, args.inner_wide, 1, blocks, [&](const Tile& tile, uint block) {
+        const ExpertMatrix& matrix = args.matrices[2 * args.experts + tile.expert];
+        const PromptCodes& codes = args.inner_codes;
+        TileRows in = {codes.codes, codes.units, codes.sums, tile.pairs, 1, 0, tile.count, args.inner};
+        auto place = [&](uint n) -> float* {
+            if (args.inner_wide && !args.inner_wide[tile.pairs[n]]) return nullptr;
+            return args.out + (ulong)tile.pairs[n] * args.width;
+        };
+        with_kind(matrix.kind, [&](auto kind) {
+            multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, args.width, block * 8, place);
+        });
     });
 }

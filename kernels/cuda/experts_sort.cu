@@ -21,6 +21,19 @@ SHARED uint sums_before(uint own, uint* warp_sums, uint& all) {
     return before;
 }
 
+// f(pair, its expert) for every pair, by all threads of the block; eight loads of a thread in flight.
+template <class F>
+SHARED void each_pair(const uint* ids, uint pairs, F f) {
+    for (uint first = threadIdx.x; first < pairs; first += 8 * blockDim.x) {
+        uint expert[8];
+#pragma unroll
+        for (uint i = 0; i < 8; i++) expert[i] = ids[min(first + i * blockDim.x, pairs - 1)];
+#pragma unroll
+        for (uint i = 0; i < 8; i++)
+            if (first + i * blockDim.x < pairs) f(first + i * blockDim.x, expert[i]);
+    }
+}
+
 // Lists the pairs by expert: starts and order; and tiles of at most tile_rows pairs of one expert: count, 0,
 // then (expert, first place in `order`). One block; dynamic shared memory: experts words.
 extern "C" __global__ void __launch_bounds__(1024)
@@ -32,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     start_next_launch();
     for (uint e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
-    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x) atomicAdd(&counts[ids[pair]], 1u);
+    each_pair(ids, pairs, [&](uint, uint expert) { atomicAdd(&counts[expert], 1u); });
     __syncthreads();
     uint places = 0, listed = 0;
     for (uint first = 0; first < experts; first += blockDim.x) {
@@ -49,6 +62,5 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) starts[experts] = pairs, tiles[0] = listed;
     __syncthreads();
     // The order inside an expert does not matter: each pair is computed on its own.
-    for (uint pair = threadIdx.x; pair < pairs; pair += blockDim.x)
-        order[atomicAdd(&counts[ids[pair]], 1u)] = pair;
+    each_pair(ids, pairs, [&](uint pair, uint expert) { order[atomicAdd(&counts[expert], 1u)] = pair; });
 }

@@ -259,8 +259,8 @@ SHARED void clear_sums(TileSums<S>& sums) {
     for (int n = 0; n < TileShape<S>::ROW_TILES; n++) clear(sums.v[n]);
 }
 
-// Adds finished slice sums to the results; `place(n)` is where those of the tile's row n begin. Slices before
-// this one have put their total there.
+// Adds finished slice sums to the results; `place(n)` is where those of the tile's row n begin, null for a row
+// whose results are not wanted. Slices before this one have put their total there.
 template <class S, class Place>
 SHARED void put_slice(const TileSums<S>& sums, uint outputs, uint tile, bool first_slice, const TileRows& in,
                       uint warp, uint lane, Place place) {
@@ -273,7 +273,8 @@ SHARED void put_slice(const TileSums<S>& sums, uint outputs, uint tile, bool fir
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint row = ((n + j / 2) * ROW_WARPS + warp / 4) * 8 + 2 * q + j % 2;
-            to[j / 2][j % 2] = row < in.count ? place(row) + first_output : nullptr;
+            float* from = row < in.count ? place(row) : nullptr;
+            to[j / 2][j % 2] = from ? from + first_output : nullptr;
         }
 #pragma unroll
         for (int j = 0; j < 16; j++) {

@@ -114,6 +114,7 @@ struct Filler {
         const float* sums = in.rows.sums + (ulong)row * groups;
         const float* units = in.rows.units + (ulong)row * slices;
         uint to_row = t / 8 * 128 + (t % 8 ^ t / 8 % 8) * 16;
+#pragma unroll 1
         for (uint step = 0; step < steps; step++) {
             barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
             uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
@@ -259,6 +260,7 @@ SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place
     for (int i = 0; i < ROWS / 2; i++) sums.v[i] = 0.0f, exact.v[i] = 0.0f;
     barrier_wait(ring.full + ring.stage, ring.parity);
     make_step<S>(even, ring.stages + ring.stage * R::STAGE_BYTES, warp, lane);
+#pragma unroll 1
     for (uint step = 0; step < steps; step += 2) {
         uint stage = ring.stage;
         bool last = step + 1 == steps;

@@ -14,6 +14,7 @@ use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, Place, TILE};
 use super::route;
+use super::warpgroup;
 use crate::{Buffer, DeviceError, ExpertsRef, MatrixRef, Picks};
 
 /// Most kinds of matrix in one layer: what a kernel is compiled for.
@@ -49,6 +50,8 @@ pub(super) struct PackedExperts {
     /// Where expert 0's gate, up and down lie, and how far it is to the next expert's; 0 where they differ.
     first: [[u64; 2]; 3],
     stride: [u64; 3],
+    /// [`Place::tame`] of all.
+    tame: bool,
     kind: [u32; 3],
     form: [u32; 3],
 }
@@ -110,6 +113,7 @@ impl PackedExperts {
             table,
             first,
             stride,
+            tame: places.iter().all(|place| place.tame),
             kind: kind_numbers,
             form,
         })
@@ -378,7 +382,7 @@ fn grid(experts: &PackedExperts, call: &Call, outputs: usize, tiles: usize) -> [
     [outputs.div_ceil(tiles * TILE) as u32, shares as u32, 1]
 }
 
-/// All of a long prompt's rows: `kernels/cuda/experts_prompt.cu`.
+/// All of a long prompt's rows: `kernels/cuda/experts_prompt.cu`, or the warpgroup form and its repairs.
 fn prompt(
     c: &mut Lowering<'_>,
     experts: &PackedExperts,
@@ -389,9 +393,12 @@ fn prompt(
     out: Buffer,
 ) -> Result {
     let (pairs, group) = (rows * k, experts.inner_groups[0]);
+    let in_warpgroups = experts.tame && matches!(experts.kinds[..], [kind] if warpgroup::has_form(c, kind));
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
-    let tile_rows = least(Kind::tile_rows).min(EXPERT_TILE_ROWS);
-    let (row_warps, blocks) = EXPERT_TILE;
+    let (tile_rows, (row_warps, blocks)) = match in_warpgroups {
+        true => (warpgroup::ROWS_MAX, (2, 1)),
+        false => (least(Kind::tile_rows).min(EXPERT_TILE_ROWS), EXPERT_TILE),
+    };
     let shared = experts.kinds.iter().map(|kind| kind.tile_bytes(tile_rows)).max().unwrap_or(0);
     let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
     let order = c.scratch("experts_order", 4 * pairs)?;
@@ -402,10 +409,27 @@ fn prompt(
     let sums = c.scratch("experts_inner_sums", 4 * pairs * experts.inner / group)?;
     sort(c, experts, [ids, starts, order, tiles], pairs, tile_rows);
     let mut words = vec![experts.table.ptr(), starts, order, tiles, gate_up, c.output(out).ptr];
+    let ring = match in_warpgroups {
+        true => {
+            let shape = warpgroup::ExpertShape {
+                kind: experts.kinds[0],
+                count: experts.count,
+                width: experts.width,
+                inner: experts.inner,
+                pairs,
+                k,
+            };
+            Some(warpgroup::Experts::new(c, shape, codes[0], rows, &words, [inner_codes, units, sums])?)
+        }
+        false => None,
+    };
     words.extend(input_words(codes));
     words.extend([inner_codes, units, sums, pair(pairs, k), pair(experts.count, x.width)]);
     words.push(pair(experts.inner, tile_rows));
+    words.extend(ring.as_ref().map_or([0; 2], |ring| ring.wide));
     let places = (pairs / tile_rows + experts.count).min(pairs);
+    let columns = |outputs: usize| if ring.is_some() { 1 } else { outputs.div_ceil(TILE_OUTPUTS) };
+    let places = if ring.is_some() { places.min(c.facts().processors as usize) } else { places };
     let launch = |name, grid: [usize; 3], block: usize, shared: usize| Launch {
         kernel: kernel_of("experts_prompt.cu", name, &experts.kinds)
             .define("INNER_GROUP", group)
@@ -417,18 +441,14 @@ fn prompt(
         shared: shared as u32,
         args: Args::new().words(&words),
     };
-    c.push(launch(
-        "experts_gate_up",
-        [2 * experts.inner.div_ceil(TILE_OUTPUTS), places, 1],
-        128 * row_warps,
-        shared,
-    ));
-    c.push(launch("experts_inner", [pairs, 1, 1], 256, 0));
-    c.push(launch(
-        "experts_down_prompt",
-        [x.width.div_ceil(TILE_OUTPUTS), places, 1],
-        128 * row_warps,
-        shared,
-    ));
+    let product = |name, columns| launch(name, [columns, places, 1], 128 * row_warps, shared);
+    ring.iter().for_each(|ring| ring.gate_up(c));
+    c.push(product("experts_gate_up", 2 * columns(experts.inner)));
+    match &ring {
+        Some(ring) => ring.hidden(c),
+        None => c.push(launch("experts_inner", [pairs, 1, 1], 256, 0)),
+    }
+    ring.iter().for_each(|ring| ring.down(c));
+    c.push(product("experts_down_prompt", columns(experts.width)));
     Ok(())
 }

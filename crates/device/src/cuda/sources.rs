@@ -19,6 +19,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "linear_prompt.cu" => "cuda/linear_prompt.cu",
     "linear_warpgroup.cu" => "cuda/linear_warpgroup.cu",
     "align.cu" => "cuda/align.cu",
+    "experts_warpgroup.cu" => "cuda/experts_warpgroup.cu",
     "linear_dense.cu" => "cuda/linear_dense.cu",
     "dense_prompt.cu" => "cuda/dense_prompt.cu",
     "vision_rows.cu" => "cuda/vision_rows.cu",
@@ -140,6 +141,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("linear_warpgroup.cu", &[("STAGES", "7"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear_warpgroup.cu", &[("STAGES", "7"), ("KINDS", "1"), ("KIND0", "32788")]),
     ("align.cu", &[]),
+    ("experts_warpgroup.cu", &[("STAGES", "7"), ("INNER", "512"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),
     (
         "experts.cu",

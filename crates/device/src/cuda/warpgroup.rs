@@ -1,4 +1,5 @@
-//! Prompt forms of Hopper cards: `kernels/cuda/linear_warpgroup.cu`, on rows aligned by `align.cu`.
+//! Prompt forms of Hopper cards, on rows aligned by `align.cu`: `kernels/cuda/linear_warpgroup.cu` and
+//! `experts_warpgroup.cu`.
 
 use std::sync::Arc;
 
@@ -14,6 +15,10 @@ pub(super) const CAPABILITY: u32 = 90;
 /// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
 const STAGES: usize = 7;
 const THREADS: u32 = 384;
+/// Most rows of a tile (linear_warpgroup.cuh).
+pub(super) const ROWS_MAX: usize = 128;
+/// Pairs of a block of `experts_inner_aligned`.
+const HIDDEN_PAIRS: usize = 8;
 /// Bytes of a block's shared memory beside the ring: alignment, barriers, totals.
 const OTHER_BYTES: usize = 1024 + 1024 + (64 << 10);
 /// Rows that a tile may have, and about what its time is, in hundredths of the largest.
@@ -79,6 +84,89 @@ pub(super) fn linear(
         });
     }
     Ok(aligned.wide)
+}
+
+/// Sizes of a layer's routed experts and of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertShape {
+    pub(super) kind: Kind,
+    pub(super) count: usize,
+    pub(super) width: usize,
+    pub(super) inner: usize,
+    pub(super) pairs: usize,
+    pub(super) k: usize,
+}
+
+/// Launches of routed experts.
+pub(super) struct Experts {
+    shape: ExpertShape,
+    words: Vec<u64>,
+    /// Marks of rows, and of pairs.
+    pub(super) wide: [u64; 2],
+}
+
+impl Experts {
+    /// Aligns the rows. `lists`: the words of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of wide
+    /// pairs go.
+    pub(super) fn new(
+        c: &mut Lowering<'_>,
+        shape: ExpertShape,
+        codes: Codes,
+        rows: usize,
+        lists: &[u64],
+        plain: [u64; 3],
+    ) -> Result<Self> {
+        let ExpertShape { kind, count, width, inner, pairs, k } = shape;
+        let group = kind.group().unwrap_or(SLICE);
+        let aligned = align(c, codes, width, rows)?;
+        let hidden = c.scratch("aligned_hidden", 2 * pairs * inner)?;
+        let sums = c.scratch("aligned_hidden_sums", 4 * pairs * inner / group)?;
+        let units = c.scratch("aligned_hidden_units", 4 * pairs * inner.div_ceil(SLICE))?;
+        let wide = c.scratch("aligned_hidden_wide", 4 * pairs)?;
+        let mut words = lists.to_vec();
+        words.extend(aligned.words);
+        words.extend([hidden, sums, units, wide]);
+        let [codes, plain_units, plain_sums] = plain;
+        words.extend([codes, plain_units, plain_sums, pair(pairs, k), pair(count, width), pair(inner, 0)]);
+        Ok(Self { shape, words, wide: [aligned.wide, wide] })
+    }
+
+    fn launch(&self, name: &'static str, grid: usize, block: u32, shared: usize) -> Launch {
+        Launch {
+            kernel: kernel_of("experts_warpgroup.cu", name, &[self.shape.kind])
+                .define("STAGES", STAGES)
+                .define("INNER", self.shape.inner),
+            grid: [grid as u32, 1, 1],
+            block,
+            shared: shared as u32,
+            args: Args::new().words(&self.words),
+        }
+    }
+
+    /// Blocks for products of at most `outputs` outputs: how many tiles of rows there are, only the card knows.
+    fn grid(&self, c: &Lowering<'_>, outputs: usize) -> usize {
+        let ExpertShape { pairs, count, .. } = self.shape;
+        let tiles = (pairs / ROWS_MAX + count).min(pairs);
+        (tiles * outputs.div_ceil(TILE_OUTPUTS)).min(c.facts().processors as usize)
+    }
+
+    /// Products with gate and up.
+    pub(super) fn gate_up(&self, c: &mut Lowering<'_>) {
+        let grid = self.grid(c, 2 * self.shape.inner);
+        c.push(self.launch("experts_gate_up_warpgroup", grid, THREADS, ring_bytes(self.shape.kind)));
+    }
+
+    /// `silu(gate) * up`, aligned.
+    pub(super) fn hidden(&self, c: &mut Lowering<'_>) {
+        let blocks = self.shape.pairs.div_ceil(HIDDEN_PAIRS);
+        c.push(self.launch("experts_inner_aligned", blocks, 32 * HIDDEN_PAIRS as u32, 0));
+    }
+
+    /// Products with down.
+    pub(super) fn down(&self, c: &mut Lowering<'_>) {
+        let grid = self.grid(c, self.shape.width);
+        c.push(self.launch("experts_down_warpgroup", grid, THREADS, ring_bytes(self.shape.kind)));
+    }
 }
 
 const _: () = assert!(TILE_OUTPUTS == 128, "outputs of a tile of both prompt forms");

@@ -302,9 +302,14 @@ impl Layer {
 /// Routed experts of both devices over the same router logits.
 fn check_experts(layer: &Layer, k: usize, counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
+    let x = activations(&mut Random(seed), most, layer.gate[0].cols());
+    check_expert_rows(layer, k, counts, seed, x)
+}
+
+/// [`check_experts`] of these rows.
+fn check_expert_rows(layer: &Layer, k: usize, counts: &[usize], seed: u64, x: Vec<f64>) -> usize {
+    let most = *counts.iter().max().unwrap();
     let (experts, width) = (layer.gate.len(), layer.gate[0].cols());
-    let mut random = Random(seed);
-    let x = activations(&mut random, most, width);
     // Some rows choose alike.
     let logits: Vec<f64> = (0..most)
         .flat_map(|row| {
@@ -369,6 +374,46 @@ fn experts_equal_the_cpu() {
         dense(&mut random, rows, cols, Dtype::F32)
     });
     wrong += check_experts(&layer, 1, &[1, 5, 300], 32);
+    assert_eq!(wrong, 0);
+}
+
+/// The first 64 rows of a 4-bit matrix in bf16 times a small power of two.
+fn damped(matrix: &Matrix, power: i32) -> Matrix {
+    let count = 64 * matrix.cols() / 64 * 2;
+    let scaled = |part: &[u8]| {
+        let mut part = part.to_vec();
+        for value in part[..count].chunks_exact_mut(2) {
+            let float = f32::from_bits((u16::from_le_bytes([value[0], value[1]]) as u32) << 16);
+            value.copy_from_slice(&bf16_from_f32(float * 2f32.powi(power)).to_le_bytes());
+        }
+        part
+    };
+    let (scales, biases) = (scaled(matrix.scales()), scaled(matrix.biases()));
+    let codes = matrix.codes().to_vec();
+    Matrix::new(matrix.rows(), matrix.cols(), matrix.encoding(), codes.into(), scales.into(), biases.into())
+        .unwrap()
+}
+
+/// Rows and hidden rows whose groups lie too far apart for one unit, some of those of a tile.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn wide_expert_rows_equal_the_cpu() {
+    let mut random = Random(12);
+    let mut at = 0;
+    let layer = Layer::new(4, |_, down| {
+        let (rows, cols) = if down { (192, 256) } else { (256, 192) };
+        at += 1;
+        let matrix = grouped(&mut random, rows, cols, MLX);
+        // Up of the first two experts.
+        if (5..7).contains(&at) { damped(&matrix, -35) } else { matrix }
+    });
+    let mut wrong = check_experts(&layer, 2, &[70, 300], 33);
+    let mut x = activations(&mut Random(34), 300, 192);
+    for row in x.chunks_mut(192).step_by(9) {
+        row.fill(0.7);
+        row[64..128].iter_mut().for_each(|x| *x *= 2f64.powi(-30));
+    }
+    wrong += check_expert_rows(&layer, 2, &[300], 34, x);
     assert_eq!(wrong, 0);
 }
 
