@@ -44,7 +44,7 @@ struct ExpertTiles {
     SHARED RingTile tile(uint n) const {
         uint expert = args.tiles[2 + 2 * (n / all_blocks())];
         uint first = args.tiles[3 + 2 * (n / all_blocks())];
-        uint count = min(args.starts[expert + 1] - first, (uint)ROWS_MAX);
+        uint count = min(args.starts[expert + 1] - first, (uint)RingShape<Stored>::ROWS);
         uint block = n % all_blocks() % blocks();
         const Packed& weights = args.matrices[which(n) * args.experts + expert].weights;
         return RingTile{weights, DOWN ? args.hidden : args.in, args.order + first,  DOWN ? 1 : args.k, 0,

@@ -1,12 +1,13 @@
-// Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of 2 to 4 bits in groups of 64 or
-// 128. Two warpgroups multiply, 64 outputs each: weights out of registers, rows of codes out of a ring of
+// Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64 or
+// 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each: weights out of registers, rows of codes out of a ring of
 // steps in shared memory that a third warpgroup fills. While one of the two scales its finished group sums,
 // the products of the other run.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
 // same bits as long as nothing underflows, which `Kind`s of matrices with scales and biases of ordinary size
-// grant (packing.rs). Inside each 32 inputs of a row, codes lie as the fragments want them: pair p of the
+// grant (packing.rs). Two digits: I = 16 (I1 + csum / 2) + I0, where the sum of halves (w1 + 1/2) code stays
+// below 2^23 and is exact. Inside each 32 inputs of a row, codes lie as the fragments want them: pair p of the
 // chunk of lane q at pair 4 p + q.
 #pragma once
 #include "linear.cuh"
@@ -15,7 +16,6 @@
 #define TILE_OUTPUTS 128
 #define PRODUCT_THREADS 256
 #define TILE_THREADS 384
-#define ROWS_MAX 128
 // Registers of a thread that fills and of one that multiplies: 64 Ki for the block.
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
@@ -31,11 +31,12 @@ struct AlignedRows {
 
 template <class S>
 struct RingShape {
-    static_assert(S::BITS <= 4 && S::GROUP >= 64, "kinds with a warpgroup form");
-    static const int ROW_BYTES = ROWS_MAX * 2 * STEP;
+    static_assert(S::WIDE ? S::GROUP == 64 : S::GROUP >= 64, "kinds with a warpgroup form");
+    static const int ROWS = S::WIDE ? 64 : 128;
+    static const int ROW_BYTES = ROWS * 2 * STEP;
     static const int CODE_BYTES = 8 * S::STEP_WORDS * 4;
     static const int PARAM_BYTES = 8 * S::GROUP_BYTES;
-    static const int SUM_BYTES = 4 * ROWS_MAX;
+    static const int SUM_BYTES = 4 * ROWS;
     static const int SUMS_AT = ROW_BYTES + CODE_BYTES + PARAM_BYTES, UNITS_AT = SUMS_AT + SUM_BYTES;
     static const int STAGE_BYTES = (UNITS_AT + SUM_BYTES + 1023) / 1024 * 1024;
 };
@@ -149,25 +150,38 @@ struct Filler {
     }
 };
 
-// Fragments of a warp's 16 outputs by one step.
+// Fragments of a warp's 16 outputs by one step, of both digits.
+template <class S>
 struct StepFragments {
-    uint a[4][4];
+    uint low[4][4], high[S::WIDE ? 4 : 1][4];
 };
 
 template <class S>
-SHARED void make_step(StepFragments& f, const uchar* stage, uint tile, uint lane) {
+SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint lane) {
     StepWords<S> words;
     load_step<S>(words, (const uint*)(stage + RingShape<S>::ROW_BYTES) + tile * S::STEP_WORDS, lane);
-    fragment<S, 0, 0, false>(f.a[0], words);
-    fragment<S, 0, 1, false>(f.a[1], words);
-    fragment<S, 1, 0, false>(f.a[2], words);
-    fragment<S, 1, 1, false>(f.a[3], words);
+    fragment<S, 0, 0, false>(f.low[0], words);
+    fragment<S, 0, 1, false>(f.low[1], words);
+    fragment<S, 1, 0, false>(f.low[2], words);
+    fragment<S, 1, 1, false>(f.low[3], words);
+    if constexpr (S::WIDE) {
+        fragment<S, 0, 0, true>(f.high[0], words);
+        fragment<S, 0, 1, true>(f.high[1], words);
+        fragment<S, 1, 0, true>(f.high[2], words);
+        fragment<S, 1, 1, true>(f.high[3], words);
+    }
 }
 
 // Sums of a warp: d[4 j + i] as in `multiply_warpgroup`.
 template <int ROWS>
 struct RingSums {
     float v[ROWS / 2];
+};
+
+// Exact sums of a group in the making, of both digits.
+template <class S, int ROWS>
+struct ExactSums {
+    float low[ROWS / 2], high[S::WIDE ? ROWS / 2 : 1];
 };
 
 // The warp needs the stage no longer.
@@ -179,16 +193,19 @@ SHARED void give_back(ulong* empty, uint lane) {
 // One step: its products begin, the fragments of the next step are made, and the group, if it ends here, is
 // scaled. `last`: the tile has no next step.
 template <class S, int ROWS>
-SHARED void ring_step(Ring& ring, RingSums<ROWS>& sums, RingSums<ROWS>& exact, StepFragments& own,
-                      StepFragments& next, uint step, bool last, uint tile, uint lane) {
+SHARED void ring_step(Ring& ring, RingSums<ROWS>& sums, ExactSums<S, ROWS>& exact, StepFragments<S>& own,
+                      StepFragments<S>& next, uint step, bool last, uint tile, uint lane) {
     typedef RingShape<S> R;
     const uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
     const bool ends = S::GROUP == 64 || step % 2 == 1;
     ulong b = operand(stage);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        multiply_warpgroup<ROWS>(exact.v, own.a[k], b + 2 * k, k > 0 || (S::GROUP == 128 && step % 2 == 1));
+    for (int k = 0; k < 4; k++) {
+        uint add = k > 0 || (S::GROUP == 128 && step % 2 == 1);
+        multiply_warpgroup<ROWS>(exact.low, own.low[k], b + 2 * k, add);
+        if constexpr (S::WIDE) multiply_warpgroup<ROWS>(exact.high, own.high[k], b + 2 * k, add);
+    }
     products_commit();
     ring.next();
     if (!last) {
@@ -205,8 +222,10 @@ SHARED void ring_step(Ring& ring, RingSums<ROWS>& sums, RingSums<ROWS>& exact, S
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float& acc = sums.v[4 * n + i];
-                acc = FMA(exact.v[4 * n + i], s.scale[i / 2], acc);
-                if (S::AFFINE) acc = FMA(s.bias[i / 2], i % 2 ? sum.y : sum.x, acc);
+                float own_sum = i % 2 ? sum.y : sum.x, group = exact.low[4 * n + i];
+                if constexpr (S::WIDE) group = FMA(16.0f, FMA(0.5f, own_sum, exact.high[4 * n + i]), group);
+                acc = FMA(group, s.scale[i / 2], acc);
+                if (S::AFFINE) acc = FMA(s.bias[i / 2], own_sum, acc);
             }
         }
     }
@@ -254,10 +273,14 @@ template <class S, int ROWS, class Place>
 SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place) {
     typedef RingShape<S> R;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = in.cols / STEP;
-    RingSums<ROWS> sums, exact;
-    StepFragments even, odd;
+    RingSums<ROWS> sums;
+    ExactSums<S, ROWS> exact;
+    StepFragments<S> even, odd;
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) sums.v[i] = 0.0f, exact.v[i] = 0.0f;
+    for (int i = 0; i < ROWS / 2; i++) {
+        sums.v[i] = 0.0f, exact.low[i] = 0.0f;
+        if (S::WIDE) exact.high[i] = 0.0f;
+    }
     barrier_wait(ring.full + ring.stage, ring.parity);
     make_step<S>(even, ring.stages + ring.stage * R::STAGE_BYTES, warp, lane);
 #pragma unroll 1
@@ -278,17 +301,21 @@ SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place
     }
 }
 
-// f(form) with the least form of the products that has `count` rows.
+// f(form) with the least form of the products that has `count` rows, at most MAX.
 template <int ROWS>
 struct RowForm {
     static const int COUNT = ROWS;
 };
-template <class F>
+template <int MAX, class F>
 SHARED void with_rows(uint count, F f) {
     if (count <= 32) return f(RowForm<32>());
-    if (count <= 64) return f(RowForm<64>());
-    if (count <= 96) return f(RowForm<96>());
-    f(RowForm<128>());
+    if constexpr (MAX == 64) {
+        f(RowForm<64>());
+    } else {
+        if (count <= 64) return f(RowForm<64>());
+        if (count <= 96) return f(RowForm<96>());
+        f(RowForm<128>());
+    }
 }
 
 // All of a block's tiles. `Tiles`: kind of matrix `Stored`, `count()`, `tile(n)`, and `place(n)`, which says
@@ -303,7 +330,7 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
         Filler<typename Tiles::Stored> filler = {0};
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             RingTile in = tiles.tile(n);
-            with_rows(in.count, [&](auto rows) {
+            with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
                 filler.template tile<decltype(rows)::COUNT>(ring, in, threadIdx.x - PRODUCT_THREADS);
             });
         }
@@ -313,7 +340,7 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
         float* totals = (float*)(ring.stages + STAGES * RingShape<typename Tiles::Stored>::STAGE_BYTES);
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             RingTile in = tiles.tile(n);
-            with_rows(in.count, [&](auto rows) {
+            with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
                 ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in, tiles.place(n));
             });
         }

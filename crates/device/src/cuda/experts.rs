@@ -396,7 +396,7 @@ fn prompt(
     let in_warpgroups = experts.tame && matches!(experts.kinds[..], [kind] if warpgroup::has_form(c, kind));
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
     let (tile_rows, (row_warps, blocks)) = match in_warpgroups {
-        true => (warpgroup::ROWS_MAX, (2, 1)),
+        true => (experts.kinds[0].ring_rows(), (2, 1)),
         false => (least(Kind::tile_rows).min(EXPERT_TILE_ROWS), EXPERT_TILE),
     };
     let shared = experts.kinds.iter().map(|kind| kind.tile_bytes(tile_rows)).max().unwrap_or(0);

@@ -81,12 +81,18 @@ impl Kind {
 impl Kind {
     /// Is there a warpgroup form?
     pub(super) fn in_warpgroups(self) -> bool {
-        matches!(self.bits(), 2..=4) && matches!(self.group(), Some(64 | 128))
+        matches!((self.bits(), self.group()), (2..=4, Some(64 | 128)) | (5..=8, Some(64)))
+    }
+
+    /// Most rows of a tile of the warpgroup form.
+    pub(super) fn ring_rows(self) -> usize {
+        if self.bits() > 4 { 64 } else { 128 }
     }
 
     /// Bytes of a stage of the warpgroup form's ring.
     pub(super) fn ring_bytes(self) -> usize {
-        (128 * 2 * STEP + 8 * 128 * self.bits() + 8 * self.group_bytes() + 2 * 4 * 128).next_multiple_of(1024)
+        let rows = self.ring_rows() * (2 * STEP + 2 * 4);
+        (rows + 8 * 128 * self.bits() + 8 * self.group_bytes()).next_multiple_of(1024)
     }
 
     /// Rows of a tile.

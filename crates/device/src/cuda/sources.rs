@@ -140,6 +140,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("dense_prompt.cu", &[("DENSE_DTYPE", "1"), ("STAGE_SLABS", "4"), ("STAGES", "2")]),
     ("linear_warpgroup.cu", &[("STAGES", "7"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear_warpgroup.cu", &[("STAGES", "7"), ("KINDS", "1"), ("KIND0", "32788")]),
+    ("linear_warpgroup.cu", &[("STAGES", "7"), ("KINDS", "1"), ("KIND0", "16456")]),
     ("align.cu", &[]),
     ("experts_warpgroup.cu", &[("STAGES", "7"), ("INNER", "512"), ("KINDS", "1"), ("KIND0", "16452")]),
     ("linear_dense.cu", &[("DENSE_DTYPE", "0"), ("KINDS", "1"), ("KIND0", "0")]),

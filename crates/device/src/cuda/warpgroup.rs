@@ -15,8 +15,6 @@ pub(super) const CAPABILITY: u32 = 90;
 /// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
 const STAGES: usize = 7;
 const THREADS: u32 = 384;
-/// Most rows of a tile (linear_warpgroup.cuh).
-pub(super) const ROWS_MAX: usize = 128;
 /// Pairs of a block of `experts_inner_aligned`.
 const HIDDEN_PAIRS: usize = 8;
 /// Bytes of a block's shared memory beside the ring: alignment, barriers, totals.
@@ -52,10 +50,12 @@ pub(super) fn align(c: &mut Lowering<'_>, from: Codes, cols: usize, rows: usize)
     Ok(Aligned { words: [codes, sums, units], wide })
 }
 
-/// Rows of a tile for `blocks` blocks of outputs: those that keep all processors busy for the least time.
-fn tile_rows(processors: usize, blocks: usize, rows: usize) -> usize {
+/// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the least
+/// time.
+fn tile_rows(processors: usize, blocks: usize, rows: usize, most: usize) -> usize {
     let time = |&(tile, time): &(usize, usize)| (blocks * rows.div_ceil(tile)).div_ceil(processors) * time;
-    TILE_ROWS.iter().min_by_key(|tile| time(tile)).map_or(128, |&(tile, _)| tile)
+    let tiles = TILE_ROWS.iter().filter(|(tile, _)| *tile <= most);
+    tiles.min_by_key(|tile| time(tile)).map_or(most, |&(tile, _)| tile)
 }
 
 /// Launches over matrices of one kind. The result: marks of rows that another form has to do again.
@@ -71,7 +71,7 @@ pub(super) fn linear(
     let processors = c.facts().processors as usize;
     for targets in targets.chunks(MATRICES_MAX) {
         let (target_words, blocks) = target_words(targets);
-        let tile_rows = tile_rows(processors, blocks, rows);
+        let tile_rows = tile_rows(processors, blocks, rows, kind.ring_rows());
         let mut words = aligned.words.to_vec();
         words.extend([pair(rows, cols), pair(targets.len(), tile_rows), pair(blocks, 0)]);
         words.extend(target_words);
@@ -146,7 +146,7 @@ impl Experts {
     /// Blocks for products of at most `outputs` outputs: how many tiles of rows there are, only the card knows.
     fn grid(&self, c: &Lowering<'_>, outputs: usize) -> usize {
         let ExpertShape { pairs, count, .. } = self.shape;
-        let tiles = (pairs / ROWS_MAX + count).min(pairs);
+        let tiles = (pairs / self.shape.kind.ring_rows() + count).min(pairs);
         (tiles * outputs.div_ceil(TILE_OUTPUTS)).min(c.facts().processors as usize)
     }
 
