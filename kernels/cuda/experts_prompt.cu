@@ -130,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
             return args.out + (ulong)tile.pairs[n] * args.width;
         };
         with_kind(matrix.kind, [&](auto kind) {
-            multiply_tile<typename decltype(kind)::Stored>(smem, matrix.weights, in, args.width, block * 8, place);
+            typedef typename decltype(kind)::Stored Stored;
+            multiply_tile<Stored>(smem, matrix.weights, in, args.width, block * 8, place);
         });
     });
 }

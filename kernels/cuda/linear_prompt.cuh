@@ -259,8 +259,8 @@ SHARED void clear_sums(TileSums<S>& sums) {
     for (int n = 0; n < TileShape<S>::ROW_TILES; n++) clear(sums.v[n]);
 }
 
-// Adds finished slice sums to the results; `place(n)` is where those of the tile's row n begin, null for a row
-// whose results are not wanted. Slices before this one have put their total there.
+// Adds finished slice sums to the results; `place(n)` is where those of the tile's row n begin, null for a
+// row whose results are not wanted. Slices before this one have put their total there.
 template <class S, class Place>
 SHARED void put_slice(const TileSums<S>& sums, uint outputs, uint tile, bool first_slice, const TileRows& in,
                       uint warp, uint lane, Place place) {

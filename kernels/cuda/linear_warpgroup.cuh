@@ -1,14 +1,14 @@
 // Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64 or
-// 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each: weights out of registers, rows of codes out of a ring of
-// steps in shared memory that a third warpgroup fills. While one of the two scales its finished group sums,
-// the products of the other run.
+// 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
+// weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
+// fills. While one of the two scales its finished group sums, the products of the other run.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
-// same bits as long as nothing underflows, which `Kind`s of matrices with scales and biases of ordinary size
-// grant (packing.rs). Two digits: I = 16 (I1 + csum / 2) + I0, where the sum of halves (w1 + 1/2) code stays
-// below 2^23 and is exact. Inside each 32 inputs of a row, codes lie as the fragments want them: pair p of the
-// chunk of lane q at pair 4 p + q.
+// same bits as long as nothing underflows, which matrices with scales and biases of ordinary size grant
+// (packing.rs). Two digits: I = 16 (I1 + csum / 2) + I0, where the sum of (w1 + 1/2) code stays below 2^23
+// and is exact. Inside each 32 inputs of a row, codes lie as the fragments want them: pair p of the chunk of
+// lane q at pair 4 p + q.
 #pragma once
 #include "linear.cuh"
 #include "warpgroup.cuh"
@@ -20,7 +20,7 @@
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
 // Steps between the start of a step's copies and the report that it is there.
-#define COPY_STEPS 3
+#define COPY_STEPS 2
 
 // Aligned rows: halves [rows, cols], sums of codes in aligned units [rows, groups], units [rows, slices].
 struct AlignedRows {
@@ -234,9 +234,10 @@ SHARED void ring_step(Ring& ring, RingSums<ROWS>& sums, ExactSums<S, ROWS>& exac
 // Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), gives the
 // stage back, and puts the last totals where the rows' results begin (`place(n)`).
 template <class S, int ROWS, class Place>
-SHARED void ring_slice(RingSums<ROWS>& sums, const Ring& ring, uint stage, float* totals, bool first, bool last,
-                       const RingTile& in, uint warp, uint lane, Place place) {
-    const float* units = (const float*)(ring.stages + stage * RingShape<S>::STAGE_BYTES + RingShape<S>::UNITS_AT);
+SHARED void ring_slice(RingSums<ROWS>& sums, const Ring& ring, uint stage, float* totals, bool first,
+                       bool last, const RingTile& in, uint warp, uint lane, Place place) {
+    typedef RingShape<S> R;
+    const float* units = (const float*)(ring.stages + stage * R::STAGE_BYTES + R::UNITS_AT);
     float4* mine = (float4*)totals + threadIdx.x;
     uint output = in.tile * 16 + warp * 16 + lane / 4;
 #pragma unroll

@@ -84,8 +84,8 @@ SHARED void products_wait() {
         "+f"((d)[7])
 
 // d (+)= a b for 64 outputs by 16 inputs (a: each warp's 16 outputs as in mma.m16n8k16) and so many rows;
-// d[4 j + i] is what mma.m16n8k16 has in d[i] for rows 8 j to 8 j + 7. ADD 0: d begins at 0. Nothing may touch
-// d or a until the products are waited for.
+// d[4 j + i] is what mma.m16n8k16 has in d[i] for rows 8 j to 8 j + 7. ADD 0: d begins at 0. Nothing may
+// touch d or a until the products are waited for.
 SHARED void multiply_32(float* d, const uint* a, ulong b, uint add) {
 #ifdef WARPGROUPS
     asm volatile(

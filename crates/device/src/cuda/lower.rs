@@ -128,6 +128,11 @@ impl<'a> Lowering<'a> {
         self.driver.facts()
     }
 
+    /// Are grouped products summed without the matrix instruction?
+    pub(super) fn plain_sums(&self) -> bool {
+        self.tables.plain_sums
+    }
+
     /// The step's sizes.
     pub(super) fn shape(&self) -> StepShape {
         self.shape

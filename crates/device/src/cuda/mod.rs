@@ -32,10 +32,10 @@ mod route;
 mod rows;
 mod sources;
 mod state;
-mod warpgroup;
 #[cfg(test)]
 mod tests;
 mod vision;
+mod warpgroup;
 
 pub use check::{ARCHS, KernelReport, compile_all};
 pub use exact::inexact_sums;

@@ -81,7 +81,7 @@ impl Kind {
 impl Kind {
     /// Is there a warpgroup form?
     pub(super) fn in_warpgroups(self) -> bool {
-        matches!((self.bits(), self.group()), (2..=4, Some(64 | 128)) | (5..=8, Some(64)))
+        matches!((self.bits(), self.group()), (2..=4, Some(64 | 128)))
     }
 
     /// Most rows of a tile of the warpgroup form.

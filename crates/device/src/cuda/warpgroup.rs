@@ -13,7 +13,7 @@ use super::packing::{Kind, SLICE};
 /// Compute capability whose instructions the form is made of.
 pub(super) const CAPABILITY: u32 = 90;
 /// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
-const STAGES: usize = 7;
+const STAGES: usize = 6;
 const THREADS: u32 = 384;
 /// Pairs of a block of `experts_inner_aligned`.
 const HIDDEN_PAIRS: usize = 8;
@@ -25,7 +25,8 @@ const TILE_ROWS: [(usize, usize); 4] = [(128, 100), (96, 80), (64, 60), (32, 45)
 /// Has the card a warpgroup form of this kind of matrix?
 pub(super) fn has_form(c: &Lowering<'_>, kind: Kind) -> bool {
     let facts = c.facts();
-    kind.in_warpgroups() && facts.capability == CAPABILITY && ring_bytes(kind) <= facts.shared_max as usize
+    let fits = facts.capability == CAPABILITY && ring_bytes(kind) <= facts.shared_max as usize;
+    kind.in_warpgroups() && fits && !c.plain_sums()
 }
 
 fn ring_bytes(kind: Kind) -> usize {

@@ -146,11 +146,11 @@ fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
 
 fn check_on(card: Cuda, matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
-    check_rows(matrices, counts, activations(&mut Random(seed), most, matrices[0].cols()))
+    check_rows(card, matrices, counts, activations(&mut Random(seed), most, matrices[0].cols()))
 }
 
-/// [`check`] of these rows.
-fn check_rows(matrices: &[Matrix], counts: &[usize], x: Vec<f64>) -> usize {
+/// [`check_on`] of these rows.
+fn check_rows(card: Cuda, matrices: &[Matrix], counts: &[usize], x: Vec<f64>) -> usize {
     let most = *counts.iter().max().unwrap();
     let cols = matrices[0].cols();
     let sizes: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
@@ -260,7 +260,7 @@ fn rows_of_wide_spread_equal_the_cpu() {
             row[..1000].fill(0.7);
             row[300..700].iter_mut().for_each(|x| *x *= 2f64.powi(-below));
         }
-        wrong += check_rows(&matrices, &[40, 300], x);
+        wrong += check_rows(cuda(), &matrices, &[40, 300], x);
     }
     assert_eq!(wrong, 0);
 }
