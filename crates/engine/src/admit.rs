@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use model::{PAGE_TOKENS, SlotId};
 
+use crate::choose::Account;
 use crate::core::{Core, Job, shared_namespace};
 use crate::disk_files::Payload;
 use crate::drafting::CopyIndex;
@@ -213,6 +214,11 @@ impl Core {
             odds_mtp: self.odds_mtp,
             odds_copy: self.odds_copy,
             drafting: Wish::default(),
+            account: Account::default(),
+            kept_up: true,
+            unknown: 0,
+            // A drafter that is not known to pay is not kept up before it is asked.
+            since_asked: if self.costs.model_drafts_win() { 0 } else { u32::MAX },
             cache,
             checkpoint: 0,
             drafts: Default::default(),
@@ -220,5 +226,6 @@ impl Core {
             admitted: now,
             prefilled: now,
         });
+        self.keep_up(slot);
     }
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 use model::{Model, PAGE_TOKENS, Spec};
 
 use crate::admit::FromDisk;
+use crate::choose::Odds;
 use crate::clock::Clock;
-use crate::costs::{Costs, Odds};
+use crate::costs::Costs;
 use crate::disk::{DiskSettings, DiskTier};
 use crate::encoding::Encoder;
 use crate::event::{DraftStats, Event, FinishReason, Reply, ReplyError, Stats};

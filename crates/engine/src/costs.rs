@@ -1,4 +1,4 @@
-//! What steps and drafts cost, as measured, and how deep drafting pays.
+//! What steps and drafts cost, as measured.
 //!
 //! Nothing here can change a token: measured times only choose how many rows run together. Times come from
 //! the engine's clock, so runs on a manual clock repeat exactly.
@@ -7,111 +7,79 @@ use std::time::Duration;
 
 use crate::request::DRAFT_MAX;
 
-/// Weight of a new measurement.
+/// Weight of a new measurement of plain steps.
 const FRESH: f64 = 0.2;
-/// Weight of a new round in acceptance odds.
-const ODDS_FRESH: f64 = 0.1;
-/// Odds of a drafter nobody has seen yet.
-const ODDS_FIRST: f64 = 0.7;
-/// Gain below which drafting is not worth its noise.
-const GAIN_MIN: f64 = 1.03;
-/// Share of plain decode time that drafting may have lost so far. With the one round that oversteps it, and with
-/// the K/V that the MTP layer needs of every token, the loss stays below 3 % of any run of 100 tokens.
-const LOSS_MAX: f64 = 0.015;
-/// Plain rounds before drafts that do not seem to pay are tried again; doubles each time they do not.
-const PROBE_FIRST: u64 = 32;
-const PROBE_LAST: u64 = 1024;
-/// Drafted tokens of such a trial.
-const PROBE_DEPTH: usize = 2;
-/// Plain rounds that are measured before the first drafts.
-const PLAIN_ROUNDS: u64 = 2;
+/// Weight of a new measurement of what happens seldom: drafted rounds and drafts.
+const FRESH_SELDOM: f64 = 0.3;
+/// One hiccup of the system is not a new cost: a measurement counts as at most so many times the known one.
+const HICCUP: f64 = 2.0;
+/// Nor is it booked against drafts in full.
+const BOOKED_MAX: f64 = 4.0;
+/// Share of a plain step that nobody minds: a MTP layer that takes less knows every sequence.
+const UPKEEP_SMALL: f64 = 0.01;
 /// Prompt rows beside running streams before anything is measured.
 const CHUNK_FIRST: usize = 64;
 /// Fewer prompt rows say too little of the cost of one.
 const CHUNK_LEARNT: usize = 32;
 /// Prompt rows that always go along, so that no prompt waits for ever.
 const CHUNK_MIN: usize = 16;
-
-/// Chance that each drafted token of a chain is accepted if those before it were.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Odds([f64; DRAFT_MAX]);
-
-impl Default for Odds {
-    fn default() -> Self {
-        Self([ODDS_FIRST; DRAFT_MAX])
-    }
-}
-
-impl Odds {
-    /// Learns from a chain of which `accepted` leading tokens of `proposed` were right.
-    pub(crate) fn observe(&mut self, proposed: usize, accepted: usize) {
-        for place in 0..proposed.min(accepted + 1).min(DRAFT_MAX) {
-            let hit = f64::from(u8::from(place < accepted));
-            self.0[place] += ODDS_FRESH * (hit - self.0[place]);
-        }
-    }
-
-    /// Expected accepted tokens of a chain.
-    pub(crate) fn expected(&self, count: usize) -> f64 {
-        let mut survival = 1.0;
-        let mut sum = 0.0;
-        for odds in &self.0[..count.min(DRAFT_MAX)] {
-            survival *= odds;
-            sum += survival;
-        }
-        sum
-    }
-}
-
-/// A stream that could draft.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stream {
-    /// Most drafted tokens; 0 where it does not draft by this choice.
-    pub(crate) depth_max: usize,
-    /// Odds of its drafter.
-    pub(crate) odds: Odds,
-    /// Whether drafts cost a model call.
-    pub(crate) model_call: bool,
-}
+/// Weight of a new round in what drafts have won, rounds before that counts, and the share of plain time that is worth
+/// a prompt's upkeep.
+const WON_FRESH: f64 = 0.1;
+const WON_ROUNDS: u64 = 8;
+const WON_LEAST: f64 = 0.1;
+/// Plain rounds before drafts that do not seem to pay are tried again; doubles each time they do not.
+const PROBE_FIRST: u64 = 32;
+const PROBE_LAST: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Measured {
-    seconds: f64,
-    count: u64,
+pub(crate) struct Measured {
+    pub(crate) seconds: f64,
+    pub(crate) count: u64,
 }
 
 impl Measured {
-    fn add(&mut self, seconds: f64) {
+    fn add(&mut self, seconds: f64, weight: f64) {
         if self.count == 0 {
             self.seconds = seconds;
         } else {
-            // One hiccup of the system is not a new cost.
-            let sample = seconds.min(self.seconds * 2.0);
-            self.seconds += FRESH * (sample - self.seconds);
+            let sample = seconds.min(self.seconds * HICCUP);
+            self.seconds += weight * (sample - self.seconds);
         }
         self.count += 1;
     }
 }
 
-/// Measured costs and the account of what drafting won or lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Won {
+    share: f64,
+    rounds: u64,
+}
+
+/// Measured costs.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
-    /// Steps without prompt rows, by their rows.
-    steps: Vec<Measured>,
-    /// Steps of one row for each stream, by streams.
-    plain: Vec<Measured>,
+    /// Steps of one row for each stream, with their draws, by streams.
+    pub(crate) plain: Vec<Measured>,
+    /// Steps that verify drafts, with drawing, keeping and what they do to the step after them, by rows.
+    drafted: Vec<Measured>,
+    /// A token that the model drafts.
+    pub(crate) draft_token: Measured,
+    /// What it takes the MTP layer to know one more token, seconds.
+    pub(crate) upkeep: f64,
     prompt_row: f64,
     /// Most prompt rows of a step so far.
     prompt_rows_seen: usize,
-    draft_token: Measured,
-    /// Time that drafted rounds took beyond their plain equal; negative is a gain.
-    lost: f64,
-    plain_time: f64,
-    rounds_without: u64,
-    probe_after: u64,
+    /// A drafted round of so many streams, rows and seconds, until the round after it is measured.
+    open: Option<(usize, usize, f64)>,
+    /// Rounds without drafts since the last with some, and how many there must be before the next trial.
+    pub(crate) rounds_without: u64,
+    pub(crate) probe_after: u64,
+    /// Share of plain time that chosen drafts of the model have won of late, and in how many rounds.
+    won: Won,
 }
 
-/// What a round did, for the account.
+/// What a round did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RoundCost {
     /// Streams that decoded.
@@ -124,6 +92,8 @@ pub(crate) struct RoundCost {
     pub(crate) draft_tokens: usize,
     /// Time of the draft call.
     pub(crate) draft: Duration,
+    /// Seconds of it that went, by what is known, into rows that the MTP layer had not seen.
+    pub(crate) catch_up: f64,
     /// Time of step, draw and keeping.
     pub(crate) step: Duration,
     /// Tokens given out.
@@ -132,158 +102,190 @@ pub(crate) struct RoundCost {
     pub(crate) chosen: bool,
 }
 
+/// What a round took for its decode rows, and what plain ones of the same streams take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Bill {
+    /// Seconds.
+    pub(crate) spent: f64,
+    /// Seconds.
+    pub(crate) plain: f64,
+    /// Whether the difference comes from drafts that the engine chose.
+    pub(crate) chosen: bool,
+}
+
 impl Costs {
     pub(crate) fn new(slots: usize) -> Self {
         Self {
-            steps: vec![Measured::default(); slots * (DRAFT_MAX + 1) + 1],
             plain: vec![Measured::default(); slots + 1],
+            drafted: vec![Measured::default(); slots * (DRAFT_MAX + 1) + 1],
+            draft_token: Measured::default(),
+            upkeep: 0.0,
             prompt_row: 0.0,
             prompt_rows_seen: 0,
-            draft_token: Measured::default(),
-            lost: 0.0,
-            plain_time: 0.0,
+            open: None,
             rounds_without: 0,
             probe_after: PROBE_FIRST,
+            won: Won::default(),
         }
     }
 
+    /// Sets what a step of `rows` rows of one stream takes, as measured at start.
+    pub(crate) fn set_step(&mut self, rows: usize, seconds: f64) {
+        let known = if rows == 1 { &mut self.plain } else { &mut self.drafted };
+        if let Some(known) = known.get_mut(rows) {
+            *known = Measured { seconds, count: 3 };
+        }
+    }
+
+    /// Sets what a drafted token takes, and the MTP layer's knowledge of one, as measured at start.
+    pub(crate) fn set_drafts(&mut self, token: f64, upkeep: f64) {
+        self.draft_token = Measured { seconds: token, count: 3 };
+        self.upkeep = upkeep;
+    }
+
     /// Learns from a round.
-    pub(crate) fn record(&mut self, round: &RoundCost) {
+    pub(crate) fn record(&mut self, round: &RoundCost) -> Bill {
         let seconds = round.step.as_secs_f64();
         if round.draft_tokens > 0 {
-            self.record_draft(round.draft_tokens, round.draft);
+            let drafting = (round.draft.as_secs_f64() - round.catch_up).max(0.0);
+            self.draft_token.add(drafting / round.draft_tokens as f64, FRESH_SELDOM);
         }
+        let plain = round.rows == round.streams;
+        let before = self.open.take();
+        let after_drafts = before.filter(|(streams, ..)| plain && *streams == round.streams);
+        if let Some((streams, rows, seconds_before)) = before {
+            // Caches that the window has emptied make the next step dearer.
+            let known = self.plain[streams].seconds;
+            let more = after_drafts.map_or(0.0, |_| (seconds - known).clamp(-known, known));
+            self.learn_drafted(rows, seconds_before + if round.prompt_rows > 0 { 0.0 } else { more });
+        }
+        let mut spent = seconds;
         if round.prompt_rows > 0 {
-            if round.prompt_rows < CHUNK_LEARNT {
-                return;
+            // What its decode rows alone would have taken.
+            spent = self.expected(round.streams, round.rows);
+            self.learn_prompt(round, seconds - spent);
+        } else if !plain {
+            self.open = Some((round.streams, round.rows, seconds));
+        } else if after_drafts.is_none() && round.streams > 0 {
+            self.plain[round.streams].add(seconds, FRESH);
+        }
+        let chosen = round.chosen || after_drafts.is_some();
+        let bill = self.bill(round, spent, chosen);
+        self.count(round, bill);
+        bill
+    }
+
+    fn bill(&self, round: &RoundCost, spent: f64, chosen: bool) -> Bill {
+        let most = BOOKED_MAX * self.expected(round.streams, round.rows);
+        let plain = self.plain.get(round.streams).map_or(0.0, |plain| plain.seconds);
+        Bill { spent: spent.min(most) + round.draft.as_secs_f64(), plain, chosen }
+    }
+
+    /// Counts rounds for the trials.
+    fn count(&mut self, round: &RoundCost, bill: Bill) {
+        if round.chosen && round.streams > 0 {
+            let plain = bill.plain * round.tokens as f64 / round.streams as f64;
+            self.rounds_without = 0;
+            if round.draft_tokens > 0 && plain > 0.0 {
+                self.won.rounds += 1;
+                self.won.share += WON_FRESH * (1.0 - bill.spent / plain - self.won.share);
             }
-            self.prompt_rows_seen = self.prompt_rows_seen.max(round.prompt_rows);
-            let sample = (seconds - self.step(round.rows)).max(0.0) / round.prompt_rows as f64;
-            // Rises at once, so that a stall happens once; falls slowly.
-            let falling = self.prompt_row + FRESH * (sample - self.prompt_row);
-            self.prompt_row = sample.max(falling);
-            if round.chosen {
-                // What its decode rows alone would have taken.
-                self.settle(round, self.step(round.rows) + round.draft.as_secs_f64());
-            }
-            return;
-        }
-        if let Some(measured) = self.steps.get_mut(round.rows) {
-            measured.add(seconds);
-        }
-        if round.rows == round.streams {
-            self.plain[round.streams].add(seconds);
-        }
-        if round.chosen {
-            self.settle(round, seconds + round.draft.as_secs_f64());
-        } else if round.rows == round.streams {
-            self.plain_time += seconds;
+            self.probe_after = match bill.spent <= plain {
+                true => PROBE_FIRST,
+                false => (self.probe_after * 2).min(PROBE_LAST),
+            };
+        } else if round.rows == round.streams && round.streams > 0 && round.prompt_rows == 0 {
             self.rounds_without += 1;
         }
     }
 
-    /// Learns from a chain of `tokens` drafts that the model made in `took`.
-    pub(crate) fn record_draft(&mut self, tokens: usize, took: Duration) {
-        self.draft_token.add(took.as_secs_f64() / tokens as f64);
+    /// Learns what a drafted step of `rows` rows takes. What is learnt of one number of rows is half believed of the
+    /// others: the machine has changed, or it was misjudged at start.
+    fn learn_drafted(&mut self, rows: usize, seconds: f64) {
+        let known = self.drafted_rows(rows);
+        if known > 0.0 {
+            let change = (seconds.min(known * HICCUP) / known - 1.0) * FRESH_SELDOM / 2.0;
+            for (_, other) in self.drafted.iter_mut().enumerate().filter(|(at, _)| *at != rows) {
+                other.seconds *= 1.0 + change;
+            }
+        }
+        if let Some(measured) = self.drafted.get_mut(rows) {
+            measured.add(seconds, FRESH_SELDOM);
+        }
     }
 
-    /// Books a round whose drafts were the engine's choice, `spent` seconds for its decode rows, against the plain
-    /// rounds that would have given its tokens. A round whose drafters all declined has only their cost.
-    fn settle(&mut self, round: &RoundCost, spent: f64) {
-        if round.streams == 0 {
+    fn learn_prompt(&mut self, round: &RoundCost, seconds: f64) {
+        if round.prompt_rows < CHUNK_LEARNT {
             return;
         }
-        let plain = self.plain[round.streams].seconds * round.tokens as f64 / round.streams as f64;
-        self.plain_time += plain;
-        // A gain is no licence to waste it later.
-        self.lost = (self.lost + spent - plain).max(0.0);
-        self.rounds_without = 0;
-        self.probe_after = match spent <= plain {
-            true => PROBE_FIRST,
-            false => (self.probe_after * 2).min(PROBE_LAST),
-        };
+        self.prompt_rows_seen = self.prompt_rows_seen.max(round.prompt_rows);
+        let sample = seconds.max(0.0) / round.prompt_rows as f64;
+        // Rises at once, so that a stall happens once; falls slowly.
+        let falling = self.prompt_row + FRESH * (sample - self.prompt_row);
+        self.prompt_row = sample.max(falling);
     }
 
-    /// Expected seconds of a step of `rows` decode rows: measured, or in between, or the nearest known.
-    fn step(&self, rows: usize) -> f64 {
-        let known = |at: &usize| self.steps[*at].count > 0;
-        let last = self.steps.len() - 1;
-        let low = (1..=rows.min(last)).rev().find(known);
-        let high = (rows..=last).find(known);
-        match (low, high) {
-            (Some(low), Some(high)) if low < high => {
-                let share = (rows - low) as f64 / (high - low) as f64;
-                self.steps[low].seconds + share * (self.steps[high].seconds - self.steps[low].seconds)
-            }
-            (Some(at), _) | (None, Some(at)) => self.steps[at].seconds,
-            (None, None) => 0.0,
-        }
+    /// Expected seconds of a step of `rows` rows for `streams` streams.
+    pub(crate) fn expected(&self, streams: usize, rows: usize) -> f64 {
+        let plain = between(&self.plain, streams.max(1));
+        if rows <= streams { plain } else { plain.max(self.drafted_rows(rows)) }
     }
 
-    /// Prompt rows that fit beside `rows` decode rows in a step of at most `stall`; at most twice what was
-    /// ever tried.
-    pub(crate) fn prompt_rows(&self, rows: usize, stall: Duration) -> usize {
+    fn drafted_rows(&self, rows: usize) -> f64 {
+        between(&self.drafted, rows)
+    }
+
+    /// What the MTP layer's knowledge of `tokens` more tokens takes, where that matters.
+    pub(crate) fn upkeep(&self, tokens: f64) -> f64 {
+        if self.upkeep_is_small() { 0.0 } else { self.upkeep * tokens }
+    }
+
+    /// Whether the MTP layer may well know every sequence.
+    pub(crate) fn upkeep_is_small(&self) -> bool {
+        self.upkeep <= UPKEEP_SMALL * self.expected(1, 1)
+    }
+
+    /// Whether drafts of the model have lately won more than its knowledge of the tokens can cost.
+    pub(crate) fn model_drafts_win(&self) -> bool {
+        self.won.rounds >= WON_ROUNDS && self.won.share > WON_LEAST
+    }
+
+    /// Seconds of that many prompt rows in a step.
+    pub(crate) fn prompt(&self, rows: usize) -> f64 {
+        self.prompt_row * rows as f64
+    }
+
+    /// Prompt rows that fit beside `rows` rows of `streams` streams in a step of at most `stall`; at most twice what
+    /// was ever tried.
+    pub(crate) fn prompt_rows(&self, streams: usize, rows: usize, stall: Duration) -> usize {
         if self.prompt_row <= 0.0 {
             return CHUNK_FIRST;
         }
-        let left = (stall.as_secs_f64() - self.step(rows)).max(0.0);
+        let left = (stall.as_secs_f64() - self.expected(streams, rows)).max(0.0);
         ((left / self.prompt_row) as usize).min(self.prompt_rows_seen * 2).max(CHUNK_MIN)
     }
+}
 
-    /// How many tokens each stream should draft, where `others` further streams decode one row each.
-    pub(crate) fn depths(&self, streams: &[Stream], others: usize, prompt_rows: usize) -> Vec<usize> {
-        let none = vec![0; streams.len()];
-        let all = streams.len() + others;
-        let measured = self.plain.get(all).is_some_and(|plain| plain.count >= PLAIN_ROUNDS);
-        if !measured || self.lost > LOSS_MAX * self.plain_time {
-            return none;
-        }
-        let best = self.best(streams, all, prompt_rows);
-        if best.iter().any(|&depth| depth > 0) {
-            return best;
-        }
-        let trial: Vec<usize> = streams.iter().map(|stream| stream.depth_max.min(PROBE_DEPTH)).collect();
-        let due = self.rounds_without >= self.probe_after && prompt_rows == 0;
-        match due && self.lost + self.price(streams, &trial, all) <= LOSS_MAX * self.plain_time {
-            true => trial,
-            false => none,
-        }
-    }
-
-    /// What a round with these depths loses if no draft is accepted.
-    fn price(&self, streams: &[Stream], depths: &[usize], all: usize) -> f64 {
-        let calls = streams.iter().zip(depths).filter(|(stream, _)| stream.model_call);
-        let calls = calls.map(|(_, &depth)| depth).max().unwrap_or(0);
-        let rows = all + depths.iter().sum::<usize>();
-        (self.step(rows) - self.step(all)).max(0.0) + calls as f64 * self.draft_token.seconds
-    }
-
-    /// The depths with the most expected tokens a second: likely tokens first, as long as the rate rises.
-    fn best(&self, streams: &[Stream], all: usize, prompt_rows: usize) -> Vec<usize> {
-        let prompt = prompt_rows as f64 * self.prompt_row;
-        let mut depths = vec![0; streams.len()];
-        let mut survival: Vec<f64> = streams.iter().map(|stream| stream.odds.0[0]).collect();
-        let (mut rows, mut tokens, mut calls) = (all, all as f64, 0);
-        let plain = tokens / (self.step(all) + prompt);
-        let mut best = (plain * GAIN_MIN, depths.clone());
-        loop {
-            let open = (0..streams.len()).filter(|&at| depths[at] < streams[at].depth_max);
-            let Some(at) = open.max_by(|&a, &b| survival[a].total_cmp(&survival[b]).then(b.cmp(&a))) else {
-                return best.1;
-            };
-            depths[at] += 1;
-            rows += 1;
-            tokens += survival[at];
-            if streams[at].model_call {
-                calls = calls.max(depths[at]);
-            }
-            survival[at] *= streams[at].odds.0.get(depths[at]).copied().unwrap_or(0.0);
-            let rate = tokens / (self.step(rows) + prompt + calls as f64 * self.draft_token.seconds);
-            if rate > best.0 {
-                best = (rate, depths.clone());
-            }
-        }
-    }
+/// The cost at `at`: measured, or on the line through its neighbours, or 0 where nothing is known.
+fn between(costs: &[Measured], at: usize) -> f64 {
+    let known = |at: &usize| costs[*at].count > 0;
+    let last = costs.len() - 1;
+    let mut below = (0..=at.min(last)).rev().filter(known);
+    let low = below.next();
+    let high = (at.min(last)..=last).find(known);
+    let (from, to) = match (low, high) {
+        (Some(low), Some(high)) if low < high => (low, high),
+        (Some(known), _) if known == at => return costs[known].seconds,
+        // Beyond what is known the last slope goes on.
+        (Some(low), _) => match below.next() {
+            Some(before) => (before, low),
+            None => return costs[low].seconds,
+        },
+        (None, Some(high)) => return costs[high].seconds,
+        (None, None) => return 0.0,
+    };
+    let slope = (costs[to].seconds - costs[from].seconds) / (to - from) as f64;
+    costs[from].seconds + slope.max(0.0) * (at - from) as f64
 }
 
 #[cfg(test)]
@@ -292,115 +294,64 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Costs after plain rounds of one stream, with a step of `1 + extra * (rows - 1)` ms.
-    fn costs(extra: u32) -> Costs {
+    fn round(streams: usize, rows: usize, step: Duration) -> RoundCost {
+        RoundCost { streams, rows, step, tokens: 1, ..RoundCost::default() }
+    }
+
+    fn near(found: f64, expected: Duration) -> bool {
+        (found - expected.as_secs_f64()).abs() < 1e-9
+    }
+
+    #[test]
+    fn costs_lie_on_lines_through_what_is_known() {
         let mut costs = Costs::new(2);
-        for _ in 0..100 {
-            costs.record(&RoundCost {
-                streams: 1,
-                rows: 1,
-                step: MS * 10,
-                tokens: 1,
-                ..RoundCost::default()
-            });
+        assert_eq!(costs.expected(1, 3), 0.0);
+        costs.set_step(1, 0.010);
+        costs.set_step(3, 0.012);
+        costs.set_step(9, 0.018);
+        for (streams, rows, ms) in [(1, 1, 10), (1, 3, 12), (1, 5, 14), (1, 9, 18), (2, 13, 22), (2, 2, 10)] {
+            assert!(near(costs.expected(streams, rows), MS * ms), "{streams} streams, {rows} rows");
         }
-        for rows in 2..=9 {
-            let step = MS * 10 + MS * extra * (rows as u32 - 1);
-            costs.record(&RoundCost { streams: 1, rows, step, tokens: 1, ..RoundCost::default() });
-        }
-        costs
-    }
-
-    fn check(extra: u32, odds: f64, draft_ms: u32, expected: usize) {
-        let mut costs = costs(extra);
-        costs.draft_token.add((MS * draft_ms).as_secs_f64());
-        costs.rounds_without = 0;
-        let stream = Stream { depth_max: 8, odds: Odds([odds; DRAFT_MAX]), model_call: draft_ms > 0 };
-        assert_eq!(costs.depths(&[stream], 0, 0), [expected], "{extra} ms a row, odds {odds}");
     }
 
     #[test]
-    fn depth_follows_cost_and_odds() {
-        check(0, 0.9, 0, 8);
-        check(10, 0.9, 0, 0);
-        check(2, 0.1, 0, 0);
-        check(0, 0.9, 10, 0);
-        check(1, 0.8, 1, 4);
+    fn drafts_pay_for_the_step_after_them() {
+        let mut costs = Costs::new(1);
+        costs.set_step(1, 0.010);
+        costs.set_step(3, 0.012);
+        let bill = costs.record(&RoundCost { chosen: true, ..round(1, 3, MS * 12) });
+        assert!(near(bill.spent, MS * 12) && near(bill.plain, MS * 10) && bill.chosen);
+        let bill = costs.record(&round(1, 1, MS * 13));
+        assert!(near(bill.spent, MS * 13) && near(bill.plain, MS * 10) && bill.chosen, "{bill:?}");
+        assert!(costs.expected(1, 3) > 0.0125, "3 ms more, a third believed: {}", costs.expected(1, 3));
+        assert!(near(costs.expected(1, 1), MS * 10), "it is no plain step");
+        assert!(!costs.record(&round(1, 1, MS * 10)).chosen);
     }
 
     #[test]
-    fn nothing_is_drafted_before_plain_steps_are_known() {
-        let stream = Stream { depth_max: 8, odds: Odds::default(), model_call: false };
-        assert_eq!(Costs::new(1).depths(&[stream], 0, 0), [0]);
+    fn one_dear_window_makes_the_others_suspect() {
+        let mut costs = Costs::new(1);
+        [1, 2, 9].into_iter().for_each(|rows| costs.set_step(rows, 0.010));
+        costs.record(&round(1, 2, MS * 20));
+        costs.record(&round(1, 1, MS * 10));
+        assert!(costs.expected(1, 2) > 0.0129 && costs.expected(1, 9) > 0.0114, "{costs:?}");
     }
 
     #[test]
-    fn losses_close_the_account_until_plain_time_covers_them() {
-        let mut costs = costs(0);
-        let stream = Stream { depth_max: 8, odds: Odds([1.0; DRAFT_MAX]), model_call: false };
-        assert_eq!(costs.depths(&[stream], 0, 0), [8]);
-        let bad = RoundCost {
-            streams: 1,
-            rows: 9,
-            step: MS * 100,
-            tokens: 1,
-            chosen: true,
-            ..RoundCost::default()
-        };
-        costs.record(&bad);
-        assert_eq!(costs.depths(&[stream], 0, 0), [0]);
-        for _ in 0..500 {
-            costs.record(&RoundCost {
-                streams: 1,
-                rows: 1,
-                step: MS * 10,
-                tokens: 1,
-                ..RoundCost::default()
-            });
-        }
-        assert_ne!(costs.depths(&[stream], 0, 0), [0]);
-    }
-
-    #[test]
-    fn drafters_that_decline_are_booked() {
-        let mut costs = costs(0);
-        let declined = RoundCost {
-            streams: 1,
-            rows: 1,
-            step: MS * 10,
-            draft_tokens: 2,
-            draft: MS * 100,
-            tokens: 1,
-            chosen: true,
-            ..RoundCost::default()
-        };
-        let before = costs.plain_time;
-        costs.record(&declined);
-        assert!((costs.lost - 0.1).abs() < 1e-9 && costs.plain_time > before, "{costs:?}");
-    }
-
-    #[test]
-    fn trials_wait_until_plain_time_covers_what_they_may_lose() {
-        let mut costs = costs(10);
-        costs.record_draft(1, MS * 10);
-        costs.rounds_without = PROBE_FIRST;
-        let stream = Stream { depth_max: 8, odds: Odds([0.1; DRAFT_MAX]), model_call: true };
-        // Two drafts and two rows, 10 ms each.
-        costs.plain_time = 0.039 / LOSS_MAX;
-        assert_eq!(costs.depths(&[stream], 0, 0), [0]);
-        costs.plain_time = 0.041 / LOSS_MAX;
-        assert_eq!(costs.depths(&[stream], 0, 0), [PROBE_DEPTH]);
-        costs.lost = 0.01;
-        assert_eq!(costs.depths(&[stream], 0, 0), [0]);
+    fn a_hiccup_is_not_booked_in_full() {
+        let mut costs = Costs::new(1);
+        [1, 2].into_iter().for_each(|rows| costs.set_step(rows, 0.010));
+        let bill = costs.record(&RoundCost { chosen: true, ..round(1, 2, MS * 500) });
+        assert!(near(bill.spent, MS * 40), "{bill:?}");
     }
 
     #[test]
     fn prompt_rows_keep_the_stall() {
-        let mut costs = costs(0);
-        assert_eq!(costs.prompt_rows(1, MS * 200), CHUNK_FIRST);
-        let step = MS * 110;
-        costs.record(&RoundCost { streams: 1, rows: 1, prompt_rows: 100, step, ..RoundCost::default() });
-        assert!((199..=200).contains(&costs.prompt_rows(1, MS * 210)));
-        assert_eq!(costs.prompt_rows(1, MS), CHUNK_MIN);
+        let mut costs = Costs::new(2);
+        costs.set_step(1, 0.010);
+        assert_eq!(costs.prompt_rows(1, 1, MS * 200), CHUNK_FIRST);
+        costs.record(&RoundCost { prompt_rows: 100, ..round(1, 1, MS * 110) });
+        assert!((199..=200).contains(&costs.prompt_rows(1, 1, MS * 210)));
+        assert_eq!(costs.prompt_rows(1, 1, MS), CHUNK_MIN);
     }
 }

@@ -50,6 +50,9 @@ pub struct FakeCost {
     pub draft: Duration,
     /// Of a slice of encoding, for each row of work.
     pub image: Duration,
+    /// Of what the drafter must know of the sequence, for each committed token of a slot that expects drafts: paid for
+    /// 64 tokens at a time, or by the next draft.
+    pub upkeep: Duration,
 }
 
 /// How time passes in calls.
@@ -169,6 +172,9 @@ struct FakeSlot {
     state: History,
     /// An uncommitted window that waits for [`Model::keep`].
     pending: Option<Window>,
+    /// Tokens the drafter does not know, and whether nobody will ask it: then it forgets those of whole pages.
+    unknown: usize,
+    unexpected: bool,
 }
 
 /// The fake. See the module's text.
@@ -273,7 +279,11 @@ impl FakeModel {
             true => slot.state = after[after.len() - 1],
             false => slot.pending = Some(window.clone()),
         }
-        Ok(())
+        match (window.commit, window.rows.len()) {
+            (false, _) => Ok(()),
+            (true, 1) => self.commit(window.slot, 1),
+            (true, rows) => self.learn_chunk(window.slot, rows),
+        }
     }
 
     fn pass_time(&self, cost: impl Fn(&FakeCost) -> Duration) {
@@ -282,6 +292,39 @@ impl FakeModel {
             Pace::Sleep(costs) => std::thread::sleep(cost(costs)),
             Pace::Clock(clock, costs) => clock.advance(cost(costs)),
         }
+    }
+
+    /// Counts tokens of a slot that the drafter is to know.
+    fn commit(&mut self, slot: SlotId, tokens: usize) -> Result<(), ModelError> {
+        let state = self.slot(slot)?;
+        state.unknown += tokens;
+        if state.unexpected {
+            state.unknown = state.unknown.min(state.state.length as usize % PAGE_TOKENS);
+        }
+        match state.unknown >= PAGE_TOKENS {
+            true => self.learn(slot),
+            false => Ok(()),
+        }
+    }
+
+    /// Rows of a chunk are learnt together, as much cheaper as they are cheaper to step: all of them, or those of the
+    /// last page where nobody will ask.
+    fn learn_chunk(&mut self, slot: SlotId, rows: usize) -> Result<(), ModelError> {
+        let state = self.slot(slot)?;
+        let last_page = state.state.length as usize % PAGE_TOKENS;
+        let learnt = if state.unexpected { rows.min(last_page) } else { rows };
+        state.unknown = 0;
+        let share = |cost: &FakeCost| {
+            cost.row.as_secs_f64() / (cost.step + cost.row).as_secs_f64().max(f64::MIN_POSITIVE)
+        };
+        self.pass_time(|cost| (cost.upkeep * learnt as u32).mul_f64(share(cost)));
+        Ok(())
+    }
+
+    fn learn(&mut self, slot: SlotId) -> Result<(), ModelError> {
+        let tokens = std::mem::take(&mut self.slot(slot)?.unknown);
+        self.pass_time(|cost| cost.upkeep * tokens as u32);
+        Ok(())
     }
 
     fn propose(&mut self, ask: &DraftAsk) -> Result<Draft, ModelError> {
@@ -446,15 +489,21 @@ impl Model for FakeModel {
             let key = *self.cell(&window.pages, window.start + row)?;
             *self.cell(&window.pages, window.start + depth)? = key;
         }
-        Ok(())
+        self.commit(slot, rows.len())
     }
 
     fn draft(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError> {
         let longest = asks.iter().map(|ask| ask.count).max().unwrap_or(0);
         self.pass_time(|cost| cost.draft * longest as u32);
+        asks.iter().try_for_each(|ask| self.learn(ask.slot))?;
         self.logits.clear();
         self.rows = 0;
         asks.iter().map(|ask| self.propose(ask)).collect()
+    }
+
+    fn expect_drafts(&mut self, slot: SlotId, expected: bool) -> Result<(), ModelError> {
+        self.slot(slot)?.unexpected = !expected;
+        Ok(())
     }
 
     fn save(&mut self, slot: SlotId, into: SnapshotId) -> Result<(), ModelError> {
@@ -472,7 +521,7 @@ impl Model for FakeModel {
             None => History::default(),
             Some(id) => self.snapshot(id)?.ok_or_else(|| limit("snapshot", "never saved", "a saved one"))?,
         };
-        *self.slot(slot)? = FakeSlot { state, pending: None };
+        *self.slot(slot)? = FakeSlot { state, ..FakeSlot::default() };
         Ok(())
     }
 

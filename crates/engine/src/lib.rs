@@ -9,6 +9,8 @@
 //! token.
 
 mod admit;
+mod calibrate;
+mod choose;
 mod clock;
 mod core;
 mod costs;

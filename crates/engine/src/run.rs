@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use model::{DraftAsk, Draw, Drawn, ImageRow, Logits, PAGE_TOKENS, Row, SlotId, WINDOW_ROWS_MAX, Window};
 
+use crate::choose::{Account, OTHERS_MAX, Stream};
 use crate::core::Core;
-use crate::costs::{RoundCost, Stream};
+use crate::costs::RoundCost;
 use crate::drafting::{RowMask, Tree};
 use crate::event::ReplyError;
 use crate::plan::{Part, StepLimits, View, Work};
-use crate::request::{DRAFT_MAX, DraftPolicy, Request};
+use crate::request::DraftPolicy;
 use crate::sampling::{draw, score};
 
-/// Drafted tokens of a measured chain.
-const CALIBRATED_DRAFTS: usize = 4;
+/// Rounds after the last drafts of the model during which a stream's MTP layer is kept up where that is dear.
+const UNASKED_MAX: u32 = 8;
 
 /// One sequence's share of a step that ran.
 pub(crate) struct Share {
@@ -69,24 +70,23 @@ impl Core {
     }
 
     pub(crate) fn step_limits(&self, views: &[View], stall: Duration) -> StepLimits {
-        let decode_rows: usize = views
-            .iter()
-            .map(|view| match view.work {
-                Work::Decode { drafts } => 1 + drafts,
-                Work::Prefill { .. } => 0,
-            })
-            .sum();
+        let decode_rows = views.iter().filter_map(|view| match view.work {
+            Work::Decode { drafts } => Some(1 + drafts),
+            Work::Prefill { .. } => None,
+        });
+        let (streams, rows) = (decode_rows.clone().count(), decode_rows.sum());
         StepLimits {
             rows: self.spec.rows_max,
             logits: self.spec.logits_rows_max,
-            prompt_rows: self.costs.prompt_rows(decode_rows, stall),
+            prompt_rows: self.costs.prompt_rows(streams, rows, stall),
             turn: self.counters.steps,
         }
     }
 
-    /// Decides how deep each decoding stream would draft, and from where.
+    /// Decides how deep and wide each decoding stream would draft, and from where.
     fn make_wishes(&mut self, stall: Duration) {
         let mut streams: Vec<(usize, Stream)> = Vec::new();
+        let mut bystanders: Vec<Account> = Vec::new();
         let (mut others, mut prompts) = (0, false);
         for (slot, running) in self.slots.iter_mut().enumerate() {
             let Some(running) = running else { continue };
@@ -95,24 +95,59 @@ impl Core {
                 continue;
             }
             match running.wish(self.spec.has_mtp) {
-                Some(stream) => streams.push((slot, stream)),
+                Some(stream) => {
+                    let catch_up = self.costs.upkeep(running.unknown as f64);
+                    streams.push((slot, Stream { catch_up, ..stream }));
+                }
                 None => others += 1,
+            }
+            if running.request.drafting.policy == DraftPolicy::Off {
+                bystanders.push(running.account);
             }
         }
         if streams.is_empty() {
             return;
         }
-        let rows = streams.len() + others;
+        let all = streams.len() + others;
         let prompt_rows = match prompts {
-            true => self.costs.prompt_rows(rows, stall).min(self.spec.rows_max),
+            true => self.costs.prompt_rows(all, all, stall).min(self.spec.rows_max),
             false => 0,
         };
         let asked: Vec<Stream> = streams.iter().map(|(_, stream)| *stream).collect();
-        let depths = self.costs.depths(&asked, others, prompt_rows);
-        for ((slot, _), depth) in streams.iter().zip(depths) {
+        let choices = self.costs.choices(&asked, others, &bystanders, prompt_rows);
+        for ((slot, stream), choice) in streams.iter().zip(choices) {
             if let Some(running) = &mut self.slots[*slot] {
-                running.drafting.depth = depth;
+                running.drafting.depth = choice.depth;
+                running.drafting.first = running.drafting.first.max(1 + choice.others);
+                let asks = choice.depth > 0 && stream.model_call;
+                running.since_asked = if asks { 0 } else { running.since_asked.saturating_add(1) };
             }
+            self.keep_up(*slot);
+        }
+    }
+
+    /// Tells the model whether drafts of a slot are to be expected: where the MTP layer's upkeep is dear, only while it
+    /// is asked.
+    pub(crate) fn keep_up(&mut self, slot: usize) {
+        let Some(running) = &mut self.slots[slot] else { return };
+        if !self.spec.has_mtp || self.costs.upkeep_is_small() {
+            return;
+        }
+        let drafting = running.request.drafting;
+        let expected = drafting.mtp
+            && match drafting.policy {
+                DraftPolicy::Off | DraftPolicy::Fixed(0) | DraftPolicy::Auto(0) => false,
+                DraftPolicy::Fixed(_) => true,
+                // A prompt is much to learn for nothing.
+                DraftPolicy::Auto(_) if running.prefills() => self.costs.model_drafts_win(),
+                DraftPolicy::Auto(_) => {
+                    running.since_asked < UNASKED_MAX && self.costs.model_drafts_could_pay()
+                }
+            };
+        if expected != running.kept_up {
+            running.kept_up = expected;
+            // A slot that the model does not know fails in the step.
+            let _ = self.model.expect_drafts(SlotId(slot as u32), expected);
         }
     }
 
@@ -141,13 +176,16 @@ impl Core {
         match drawn {
             Ok(drawn) => {
                 self.faults_in_row = 0;
+                let mut given: Vec<(usize, usize)> = Vec::with_capacity(round.cost.streams);
                 for share in round.shares {
                     let drawn = &drawn[share.draws.clone()];
-                    round.cost.tokens += self.settle(share, drawn);
+                    let slot = share.slot;
+                    given.extend(self.settle(share, drawn).map(|tokens| (slot, tokens)));
                 }
+                round.cost.tokens = given.iter().map(|(_, tokens)| tokens).sum();
                 // Keeping the accepted rows is part of what a round costs.
                 round.cost.step = self.clock.now().saturating_sub(before);
-                self.costs.record(&round.cost);
+                self.book(&round.cost, &given);
             }
             Err(message) => {
                 self.faults_in_row += 1;
@@ -156,6 +194,15 @@ impl Core {
                     self.fail(share.slot, ReplyError::DeviceFault { message: message.clone() });
                 }
             }
+        }
+    }
+
+    /// Learns from a round that gave these slots so many tokens, and books it with their streams.
+    fn book(&mut self, cost: &RoundCost, given: &[(usize, usize)]) {
+        let bill = self.costs.record(cost);
+        for &(slot, tokens) in given {
+            let Some(running) = &mut self.slots[slot] else { continue };
+            running.account.book(bill, tokens);
         }
     }
 
@@ -225,6 +272,7 @@ impl Core {
             let wanted = depth > 0 && running.request.drafting.mtp && self.spec.has_mtp;
             if wanted && (!running.drafting.copies || tree) {
                 cost.chosen |= running.drafting.chosen;
+                cost.catch_up += self.costs.upkeep(running.unknown as f64);
                 self.reserve_places(slot, depth);
                 asks.extend(self.draft_ask(slot, depth, allowed));
                 asked.push((at, slot));
@@ -240,15 +288,17 @@ impl Core {
         let drafts = self.model.draft(&asks).unwrap_or_default();
         cost.draft = self.clock.now().saturating_sub(before);
         for ((at, slot), draft) in asked.into_iter().zip(drafts) {
-            if draft.tokens.is_empty()
-                && let Some(running) = &mut self.slots[slot]
-            {
+            let Some(running) = &mut self.slots[slot] else { continue };
+            running.unknown = 0;
+            if draft.tokens.is_empty() {
                 // A drafter that declines is as good as one that errs: what counts is what asking brings.
                 running.odds_mtp.observe(1, 0);
                 self.odds_mtp.observe(1, 0);
             }
-            let alternatives = draft.first.iter().skip(1).map(|&(token, _)| vec![token]);
-            chains[at] = std::iter::once(draft.tokens).chain(alternatives).collect();
+            let others = draft.first.iter().take(running.drafting.first).skip(1);
+            let others = others.map(|&(token, _)| vec![token]);
+            chains[at] = std::iter::once(draft.tokens).chain(others).collect();
+            running.drafting.candidates = draft.first.into_iter().map(|(token, _)| token).collect();
         }
         chains
     }
@@ -266,7 +316,7 @@ impl Core {
             rope_delta: running.request.rope_delta,
             pages: running.pages.clone(),
             count,
-            first_max: usize::from(running.request.drafting.first),
+            first_max: running.drafting.first.max(if running.drafting.chosen { 1 + OTHERS_MAX } else { 1 }),
             confidence: if running.drafting.chosen { self.settings.confidence } else { 0.0 },
             draw: draw(
                 &running.request,
@@ -412,72 +462,6 @@ impl Core {
             running.reserved -= 1;
         }
     }
-
-    /// Measures windows of 1 to 9 rows and a draft on an empty slot, which leaves no trace.
-    pub(crate) fn calibrate(&mut self) {
-        let rows_max = (DRAFT_MAX + 1).min(self.spec.rows_max).min(self.spec.logits_rows_max);
-        self.store.pool.reserve(1);
-        let page = self.store.take_page(&mut *self.model);
-        for rows in (1..=rows_max).flat_map(|rows| [rows; 3]) {
-            let position = |row: usize| Row { token: Some(0), position: [row as u32; 3] };
-            let window = Window {
-                slot: SlotId(0),
-                start: 0,
-                rows: (0..rows).map(position).collect(),
-                pages: vec![page],
-                parents: None,
-                commit: rows == 1,
-                logits: if rows == 1 { Logits::Last } else { Logits::All },
-            };
-            let cleared = self.model.load(SlotId(0), None);
-            let before = self.clock.now();
-            let ran = cleared.and_then(|()| self.model.step(&[window]));
-            let step = self.clock.now().saturating_sub(before);
-            if ran.is_ok() {
-                self.costs.record(&RoundCost { streams: 1, rows, step, ..RoundCost::default() });
-            }
-        }
-        self.calibrate_drafts(page);
-        // Errors show again, with someone to tell, in the first request.
-        let _ = self.model.load(SlotId(0), None);
-        self.store.give_back(&[page], 0);
-    }
-
-    /// Measures chains of drafts after one token, so that the first choice of a depth knows what they cost.
-    fn calibrate_drafts(&mut self, page: u32) {
-        if !self.spec.has_mtp {
-            return;
-        }
-        let vocabulary = self.settings.vocabulary;
-        let request = Request::new(vec![0, 0], 1);
-        for _ in 0..3 {
-            let window = Window {
-                slot: SlotId(0),
-                start: 0,
-                rows: vec![Row { token: Some(0), position: [0; 3] }],
-                pages: vec![page],
-                parents: None,
-                commit: true,
-                logits: Logits::None,
-            };
-            let ask = DraftAsk {
-                slot: SlotId(0),
-                token: 0,
-                start: 1,
-                rope_delta: 0,
-                pages: vec![page],
-                count: CALIBRATED_DRAFTS,
-                first_max: 1,
-                confidence: 0.0,
-                draw: draw(&request, 0, 0, 2, vocabulary, Vec::new(), None),
-            };
-            let ready = self.model.load(SlotId(0), None).and_then(|()| self.model.step(&[window]));
-            let before = self.clock.now();
-            if ready.and_then(|_| self.model.draft(&[ask])).is_ok() {
-                self.costs.record_draft(CALIBRATED_DRAFTS, self.clock.now().saturating_sub(before));
-            }
-        }
-    }
 }
 
 impl crate::running::Running {
@@ -503,15 +487,24 @@ impl crate::running::Running {
             (false, false) => 0,
         };
         self.drafting.chosen = matches!(drafting.policy, DraftPolicy::Auto(_));
-        let odds = if self.drafting.copies { self.odds_copy } else { self.odds_mtp };
+        self.drafting.first = usize::from(drafting.first).max(1);
+        self.drafting.candidates.clear();
         let model_call = !self.drafting.copies;
-        self.drafting.chosen.then_some(Stream { depth_max: self.drafting.depth, odds, model_call })
+        let stream = Stream {
+            depth_max: self.drafting.depth,
+            first_max: if model_call { 1 + OTHERS_MAX } else { 1 },
+            odds: if model_call { self.odds_mtp } else { self.odds_copy },
+            model_call,
+            catch_up: 0.0,
+            account: self.account,
+        };
+        self.drafting.chosen.then_some(stream)
     }
 
     /// Drafted rows of the coming window: the chain and what makes it a tree, as far as places go.
     fn rows_wished(&self) -> usize {
         let depth = self.drafting.depth;
-        let first = usize::from(self.request.drafting.first);
+        let first = self.drafting.first;
         let rows = match (depth, first) {
             (0, _) => 0,
             (_, 1) => depth,

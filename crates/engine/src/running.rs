@@ -4,9 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::Features;
+use model::{Features, PAGE_TOKENS};
 
-use crate::costs::Odds;
+use crate::choose::{Account, Odds};
 use crate::drafting::CopyIndex;
 use crate::event::{DraftStats, FinishReason, Reply};
 use crate::mask::Mask;
@@ -49,6 +49,13 @@ pub(crate) struct Running {
     pub(crate) odds_mtp: Odds,
     pub(crate) odds_copy: Odds,
     pub(crate) drafting: Wish,
+    /// What drafts that the engine chose have cost it.
+    pub(crate) account: Account,
+    /// Whether the model expects drafts of it, and rounds since it was asked for some.
+    pub(crate) kept_up: bool,
+    /// Tokens that it does not know.
+    pub(crate) unknown: usize,
+    pub(crate) since_asked: u32,
     pub(crate) cache: crate::event::CacheReport,
     pub(crate) checkpoint: usize,
     pub(crate) drafts: DraftStats,
@@ -66,8 +73,12 @@ pub(crate) struct Wish {
     pub(crate) copy: Vec<u32>,
     /// Whether the copy is the chain; else the model is asked.
     pub(crate) copies: bool,
-    /// Whether the depth is the engine's choice.
+    /// Whether depth and width are the engine's choice.
     pub(crate) chosen: bool,
+    /// Candidates for the first token, the chain's own among them; more than one make the window a tree.
+    pub(crate) first: usize,
+    /// What the model proposed as first token in this round, best first.
+    pub(crate) candidates: Vec<u32>,
 }
 
 impl Running {
@@ -77,6 +88,19 @@ impl Running {
 
     pub(crate) fn prefills(&self) -> bool {
         self.committed < self.prompt_length()
+    }
+
+    /// Counts tokens that are committed now and that the model's drafter must learn before it drafts: a page of them
+    /// at a time it learns without being asked, or forgets where it is not kept up.
+    pub(crate) fn commit(&mut self, tokens: usize) {
+        self.committed += tokens;
+        self.unknown += tokens;
+        if !self.kept_up {
+            self.unknown = self.unknown.min(self.committed % PAGE_TOKENS);
+        }
+        if self.unknown >= PAGE_TOKENS {
+            self.unknown = 0;
+        }
     }
 
     /// Tokens that may still be generated.

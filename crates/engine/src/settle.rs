@@ -9,21 +9,23 @@ use crate::run::{Kind, Share};
 use crate::running::Running;
 
 impl Core {
-    /// Settles one sequence's share; returns how many tokens it gave out.
-    pub(crate) fn settle(&mut self, share: Share, drawn: &[Drawn]) -> usize {
+    /// Settles one sequence's share; returns how many tokens a decode window gave out.
+    pub(crate) fn settle(&mut self, share: Share, drawn: &[Drawn]) -> Option<usize> {
         match share.kind {
             Kind::Chunk { from, to, ends } => {
                 self.settle_chunk(share.slot, from, to, ends, drawn);
-                0
+                None
             }
-            Kind::Decode { tree, chain } => self.settle_decode(share.slot, &tree, chain, drawn),
+            Kind::Decode { tree, chain } => Some(self.settle_decode(share.slot, &tree, chain, drawn)),
         }
     }
 
     fn settle_chunk(&mut self, slot: usize, from: usize, to: usize, ends: bool, drawn: &[Drawn]) {
         let now = self.clock.now();
         let Some(running) = &mut self.slots[slot] else { return };
-        running.committed = to;
+        running.commit(to - from);
+        // What of a chunk the drafter is to know it learns at once.
+        running.unknown = 0;
         running.drop_features();
         self.counters.prompt_computed += (to - from) as u64;
         let (scores, first) = drawn.split_at(drawn.len() - usize::from(ends));
@@ -66,7 +68,11 @@ impl Core {
                 return 0;
             }
         }
-        running.committed += accepted.path.len();
+        running.commit(accepted.path.len());
+        if let Some(&right) = accepted.ids.first() {
+            running.odds_mtp.observe_first(&running.drafting.candidates, right);
+            self.odds_mtp.observe_first(&running.drafting.candidates, right);
+        }
         if drafted && chain > 0 {
             let hits = accepted.hits(tree, chain);
             let odds = if running.drafting.copies { &mut self.odds_copy } else { &mut self.odds_mtp };

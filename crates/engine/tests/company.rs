@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use engine::fake::{FakeCost, FakeDrafts, Pace};
-use engine::{DraftPolicy, Event, FinishReason, Request, Settings};
+use engine::{Event, FinishReason, Request, Settings};
 use support::*;
 
 /// A mixed request named by a number.
@@ -200,42 +200,6 @@ fn choices_share_their_prompt_and_draw_their_own_tokens() {
         }
         let kept = bench.core.status().cache_entries;
         assert_eq!(kept > 0, cache, "a private prompt is forgotten");
-    }
-}
-
-#[test]
-fn automatic_drafting_is_never_much_slower_and_often_faster() {
-    let micros = Duration::from_micros;
-    // Verify rows from free to as dear as steps, drafters from always wrong to always right.
-    for (row, draft) in [(10, 10), (300, 100), (1000, 100), (3000, 0)] {
-        for drafts in [FakeDrafts::Wrong, FakeDrafts::Sometimes(50), FakeDrafts::Right] {
-            let time = |policy: DraftPolicy| {
-                let mut config = wide(drafts, 2);
-                let cost = FakeCost {
-                    step: micros(1000),
-                    row: micros(row),
-                    draft: micros(draft),
-                    ..FakeCost::default()
-                };
-                config.pace = Pace::Clock(engine::ManualClock::default(), cost);
-                let mut bench = Bench::new(config);
-                let before = bench.clock_now();
-                for seed in 0..4 {
-                    let mut request = request(seed, 10, 490);
-                    request.cache = false;
-                    request.sampling.ignore_eos = true;
-                    request.drafting.policy = policy;
-                    let expected = bench.solo(&request, 0);
-                    assert_solo(&bench.answer(request), &expected, "auto");
-                }
-                (bench.clock_now() - before).as_secs_f64()
-            };
-            let (plain, auto) = (time(DraftPolicy::Off), time(DraftPolicy::Auto(8)));
-            assert!(auto <= plain * 1.03, "{drafts:?}, {row} us a row: {auto} against {plain}");
-            if drafts == FakeDrafts::Right && row <= 300 {
-                assert!(auto < plain * 0.6, "{drafts:?}, {row} us a row: {auto} against {plain}");
-            }
-        }
     }
 }
 

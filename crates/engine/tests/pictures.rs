@@ -94,7 +94,13 @@ fn encoding_does_not_stall_streams_and_ends_with_its_request() {
     let mut config = seeing(FakeDrafts::None);
     let micros = Duration::from_micros;
     // A picture of 240 patches takes 192 ms in slices of 3.2 ms.
-    let cost = FakeCost { step: micros(1000), row: micros(10), draft: micros(0), image: micros(200) };
+    let cost = FakeCost {
+        step: micros(1000),
+        row: micros(10),
+        draft: micros(0),
+        image: micros(200),
+        ..FakeCost::default()
+    };
     config.pace = Pace::Clock(engine::ManualClock::default(), cost);
     let max_stall = Duration::from_millis(20);
     let mut bench = Bench::with(config, Settings { max_stall, ..settings() });

@@ -42,6 +42,7 @@ fn bench(dice: &mut Dice) -> Bench {
         row: micros(dice.below(300)),
         draft: micros(dice.below(300)),
         image: micros(dice.below(100)),
+        upkeep: micros(dice.below(2) * 20),
     };
     config.images = images();
     config.pace = Pace::Clock(engine::ManualClock::default(), cost);

@@ -134,8 +134,8 @@ fn timed(drafts: FakeDrafts, cost: FakeCost, policy: DraftPolicy) -> (Duration, 
 fn automatic_drafts_run_only_where_they_win() {
     // T19: what drafts cost and how often they are right decide; the tokens are the same in every case.
     let micros = Duration::from_micros;
-    let cheap = FakeCost { step: micros(1000), row: micros(20), draft: micros(50), image: Duration::ZERO };
-    let dear = FakeCost { step: micros(1000), row: micros(900), draft: micros(900), image: Duration::ZERO };
+    let cheap = FakeCost { step: micros(1000), row: micros(20), draft: micros(50), ..FakeCost::default() };
+    let dear = FakeCost { step: micros(1000), row: micros(900), draft: micros(900), ..FakeCost::default() };
     for (drafts, cost, least) in [
         (FakeDrafts::Right, cheap, 3.0),
         (FakeDrafts::Sometimes(70), cheap, 1.3),

@@ -148,6 +148,44 @@ fn keeping_up(on: On) {
 }
 
 #[test]
+fn where_no_drafts_are_expected_they_are_made_from_the_last_page() {
+    On::ALL.into_iter().for_each(unexpected);
+}
+
+fn unexpected(on: On) {
+    let ids: Vec<u32> = text("tiny-a").into_iter().cycle().take(160).collect();
+    let mut qwen = open_fixture(on, "tiny-a", settings());
+    let expected = commit(&mut qwen, 0, 0, &ids, 100);
+    // The same rows are forgotten in whatever windows the sequence came: those before index 128.
+    let mut known: Option<Draft> = None;
+    for chunk in [1, 50, 100] {
+        qwen.load(SlotId(1), None).unwrap();
+        qwen.expect_drafts(SlotId(1), false).unwrap();
+        assert!(commit(&mut qwen, 1, 0, &ids, chunk) == expected, "chunks of {chunk}");
+        let drafted = draft(&mut qwen, 1, ids.len(), 3);
+        assert_eq!(drafted.tokens.len(), 4);
+        assert_eq!(*known.get_or_insert_with(|| drafted.clone()), drafted, "chunks of {chunk}");
+    }
+    // A window that is kept, a snapshot, and one that went through bytes.
+    qwen.load(SlotId(1), None).unwrap();
+    qwen.expect_drafts(SlotId(1), false).unwrap();
+    commit(&mut qwen, 1, 0, &ids[..120], 60);
+    qwen.step(&[window(1, 120, rows(&ids[120..130], 120), false, Logits::None)]).unwrap();
+    qwen.keep(SlotId(1), &(0..10).collect::<Vec<_>>()).unwrap();
+    qwen.save(SlotId(1), SnapshotId(1)).unwrap();
+    let bytes = qwen.export_snapshot(SnapshotId(1)).unwrap();
+    qwen.import_snapshot(SnapshotId(0), &bytes).unwrap();
+    for id in [0, 1] {
+        qwen.load(SlotId(1), Some(SnapshotId(id))).unwrap();
+        commit(&mut qwen, 1, 130, &ids[130..], 7);
+        assert_eq!(Some(draft(&mut qwen, 1, ids.len(), 3)), known, "snapshot {id}");
+    }
+    let mut wrong = bytes;
+    wrong[24] = 3;
+    assert!(qwen.import_snapshot(SnapshotId(0), &wrong).is_err(), "page 3 is behind the pending row");
+}
+
+#[test]
 fn drafts_report_probabilities_and_stop_when_in_doubt() {
     On::ALL.into_iter().for_each(doubt);
 }
@@ -228,7 +266,7 @@ fn damage(on: On) {
     let bytes = qwen.export_snapshot(SnapshotId(0)).unwrap();
     let mut damaged = vec![bytes[..bytes.len() - 1].to_vec(), Vec::new(), bytes[..23].to_vec()];
     damaged.push([&bytes[..], &[0]].concat());
-    for (at, value) in [(0, b'x'), (8, 0), (14, 1), (16, 0), (16, 2), (20, 5)] {
+    for (at, value) in [(0, b'x'), (8, 0), (14, 1), (16, 0), (16, 2), (20, 5), (24, 1)] {
         let mut copy = bytes.clone();
         copy[at] = value;
         damaged.push(copy);

@@ -121,8 +121,13 @@ impl Bench {
         let clock = ManualClock::default();
         if let Pace::Free = config.pace {
             let micros = Duration::from_micros;
-            let cost =
-                FakeCost { step: micros(1000), row: micros(100), draft: micros(50), image: micros(20) };
+            let cost = FakeCost {
+                step: micros(1000),
+                row: micros(100),
+                draft: micros(50),
+                image: micros(20),
+                upkeep: micros(1),
+            };
             config.pace = Pace::Clock(clock.clone(), cost);
         } else if let Pace::Clock(_, cost) = config.pace {
             config.pace = Pace::Clock(clock.clone(), cost);

@@ -6,6 +6,7 @@ use device::{Draw, Drawn, host_math};
 use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
 use super::network::Probe;
 use super::qwen::Qwen;
+use super::sequence::Sequence;
 use super::windows::{check_pages, limit};
 use crate::{Draft, DraftAsk, ModelError};
 
@@ -49,7 +50,7 @@ impl Qwen {
             for (row, (mut chain, drawn)) in chains.into_iter().zip(drawn).enumerate() {
                 let accepted = chain.take(position, &drawn);
                 if accepted && position + 1 < chain.count {
-                    windows.push(chain.window(row));
+                    windows.push(chain.window(row, &self.sequences[chain.ask.slot.0 as usize]));
                     grown.push(chain);
                 } else {
                     drafts[chain.index] = chain.draft;
@@ -150,13 +151,13 @@ impl Chain<'_> {
 
     /// The next row: the token just taken on the result of row `row`. Chained rows stand beyond the committed
     /// ones and are written again from the model's own hidden states once their tokens are committed.
-    fn window(&self, row: usize) -> MtpWindow {
+    fn window(&self, row: usize, sequence: &Sequence) -> MtpWindow {
         let taken = self.draft.tokens.len();
         let index = self.ask.start + taken - 1;
         let position = (index as i64 + self.ask.rope_delta).max(0) as u32;
         let token = self.draft.tokens[taken - 1];
         let row = MtpRow { next: Next::Token(token), hidden: Hidden::Given(row), position: [position; 3] };
-        MtpWindow { slot: self.ask.slot.0, start: index, rows: vec![row], pages: self.ask.pages.clone() }
+        sequence.mtp_window(index, vec![row], &self.ask.pages)
     }
 }
 

@@ -291,6 +291,7 @@ impl Model for Qwen {
         let mtp = self.spec.has_mtp;
         let sequence = self.sequence(slot)?;
         sequence.keep(open, rows, mtp);
+        sequence.forget_queued();
         if sequence.queued() >= QUEUE_ROWS {
             self.catch_up(&[slot])?;
         }
@@ -301,11 +302,17 @@ impl Model for Qwen {
         self.draft_with(asks, &mut Unprobed)
     }
 
+    fn expect_drafts(&mut self, slot: SlotId, expected: bool) -> Result<(), ModelError> {
+        self.sequence(slot)?.expects_drafts = expected;
+        Ok(())
+    }
+
     fn save(&mut self, slot: SlotId, into: SnapshotId) -> Result<(), ModelError> {
         self.catch_up(&[slot])?;
         let to = self.snapshot_place(into)?;
         let sequence = self.sequence(slot)?;
-        let snapshot = Snapshot { length: sequence.length, pending: sequence.pending };
+        let Sequence { length, pending, base, .. } = *sequence;
+        let snapshot = Snapshot { length, pending, base };
         let pending = sequence.pending_place();
         self.copy_states(slot.0, to)?;
         if let (Some(mtp), Some(pending)) = (&self.network.scratch.mtp, pending) {
@@ -326,9 +333,9 @@ impl Model for Qwen {
             }
             Some(id) => {
                 let place = self.snapshot_place(id)?;
-                let Snapshot { length, pending } = *self.saved(id)?;
+                let Snapshot { length, pending, base } = *self.saved(id)?;
                 self.copy_states(place, slot.0)?;
-                let sequence = Sequence::at(slot.0, length, pending);
+                let sequence = Sequence::at(slot.0, length, pending, base);
                 if let (Some(mtp), Some(pending)) = (&self.network.scratch.mtp, sequence.pending_place()) {
                     self.device.copy_rows(mtp.saved, &[id.0 as usize], mtp.kept, &[pending])?;
                 }

@@ -9,8 +9,12 @@
 //!
 //! Their hidden states stay on the device, in a ring of [`KEPT_ROWS`] places per slot: queued rows in order, the
 //! pending one, then those of the open window.
+//!
+//! Where no drafts are expected, queued rows are not run but forgotten, whole pages of them at a time. The MTP layer
+//! then knows the sequence from a later page on (`base` pages are skipped), as if it began there with the
+//! rotary positions it has: what stands in the skipped pages is never read, and pages shared with others stay theirs.
 
-use device::{Row, WINDOW_ROWS_MAX};
+use device::{PAGE_TOKENS, Row, WINDOW_ROWS_MAX};
 
 use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
 
@@ -43,18 +47,59 @@ pub(super) struct Sequence {
     pub(super) open: Option<Open>,
     /// Pages at the last commit.
     pub(super) pages: Vec<u32>,
+    /// Leading pages that the MTP layer does not know.
+    pub(super) base: usize,
+    /// Whether drafts may be asked for, so that the MTP layer is to know the sequence.
+    pub(super) expects_drafts: bool,
 }
 
 impl Sequence {
     /// The empty sequence of a slot.
     pub(super) fn new(slot: u32) -> Self {
-        Self::at(slot, 0, None)
+        Self::at(slot, 0, None, 0)
     }
 
-    /// A sequence of `length` tokens whose K/V the MTP layer has up to the pending row.
-    pub(super) fn at(slot: u32, length: usize, pending: Option<[u32; 3]>) -> Self {
+    /// A sequence of `length` tokens whose K/V the MTP layer has from page `base` on, up to the pending row.
+    pub(super) fn at(slot: u32, length: usize, pending: Option<[u32; 3]>, base: usize) -> Self {
         let kept = usize::from(pending.is_some());
-        Self { slot, length, pending, kept, queue: Vec::new(), open: None, pages: Vec::new() }
+        Self {
+            slot,
+            length,
+            pending,
+            kept,
+            queue: Vec::new(),
+            open: None,
+            pages: Vec::new(),
+            base,
+            expects_drafts: true,
+        }
+    }
+
+    /// Rows from index `start` on as the MTP layer sees them: in the pages it knows.
+    pub(super) fn mtp_window(&self, start: usize, rows: Vec<MtpRow>, pages: &[u32]) -> MtpWindow {
+        let (start, pages) = (start - self.base * PAGE_TOKENS, pages[self.base..].to_vec());
+        MtpWindow { slot: self.slot, start, rows, pages }
+    }
+
+    /// Forgets those of `rows` (they end before the pending row) that lie in pages before its own, and all pages
+    /// before that one.
+    fn forget(&mut self, rows: &mut Vec<MtpRow>) {
+        let pending = self.length - usize::from(self.pending.is_some());
+        let page = pending / PAGE_TOKENS;
+        let first = pending - rows.len();
+        if first < page * PAGE_TOKENS {
+            rows.drain(..page * PAGE_TOKENS - first);
+            self.base = page;
+        }
+    }
+
+    /// Forgets what [`Self::forget`] does of the queue, where no drafts are expected.
+    pub(super) fn forget_queued(&mut self) {
+        if !self.expects_drafts {
+            let mut queue = std::mem::take(&mut self.queue);
+            self.forget(&mut queue);
+            self.queue = queue;
+        }
     }
 
     /// Row of `scratch.mtp.kept` for the hidden state of row `at` of the window that comes next or is open; of
@@ -92,7 +137,7 @@ impl Sequence {
     pub(super) fn take_queue(&mut self) -> Option<MtpWindow> {
         let start = self.first();
         let rows = std::mem::take(&mut self.queue);
-        (!rows.is_empty()).then(|| MtpWindow { slot: self.slot, start, rows, pages: self.pages.clone() })
+        (!rows.is_empty()).then(|| self.mtp_window(start, rows, &self.pages))
     }
 
     /// Puts the rows of a window back, to run with the next ones. Nothing may have happened since it was
@@ -109,7 +154,7 @@ impl Sequence {
         let start = self.first();
         let mut rows = std::mem::take(&mut self.queue);
         rows.push(MtpRow { next: Next::Token(token), hidden, position });
-        Some(MtpWindow { slot: self.slot, start, rows, pages: pages.to_vec() })
+        Some(self.mtp_window(start, rows, pages))
     }
 
     /// Commits the rows `path` of the open window, whose kept hidden states stand at its first places, queueing
@@ -131,8 +176,8 @@ impl Sequence {
         }
     }
 
-    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles,
-    /// queued and pending ones first. `next(row)` is what row `row` of the window embeds; its last row becomes
+    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles and that are
+    /// not forgotten, queued and pending ones first. `next(row)` is what row `row` of the window embeds; its last row becomes
     /// pending.
     pub(super) fn advance(
         &mut self,
@@ -141,7 +186,6 @@ impl Sequence {
         pages: &[u32],
         next: impl Fn(usize) -> Next,
     ) -> MtpWindow {
-        let start = self.first();
         let mut settled = std::mem::take(&mut self.queue);
         settled.extend(self.settle(next(0)));
         let inner = rows.iter().enumerate().skip(1).map(|(at, _)| MtpRow {
@@ -154,7 +198,11 @@ impl Sequence {
         self.kept += 1;
         self.length += rows.len();
         self.pages = pages.to_vec();
-        MtpWindow { slot: self.slot, start, rows: settled, pages: pages.to_vec() }
+        if !self.expects_drafts {
+            self.forget(&mut settled);
+        }
+        let start = self.length - 1 - settled.len();
+        self.mtp_window(start, settled, pages)
     }
 }
 
@@ -210,6 +258,34 @@ mod tests {
         let window = sequence.advance(0, &[row(31)], &[7], |_| Next::Token(31));
         assert_eq!(shape(&window), (5, vec![(30, 31)]));
         assert_eq!(sequence.length, 7);
+    }
+
+    /// Rows of whole pages are forgotten, the rest waits, and drafts see pages from there on.
+    #[test]
+    fn rows_nobody_expects_drafts_of_are_forgotten_by_pages() {
+        let mut sequence = Sequence::new(0);
+        sequence.expects_drafts = false;
+        let pages = [5, 6, 7];
+        let prompt: Vec<Row> = (0..70).map(row).collect();
+        // Row 69 is pending: of the others, 64 to 68 share its page.
+        let window = sequence.advance(0, &prompt, &pages, |at| Next::Token(at as u32));
+        assert_eq!(shape(&window), (0, (64..69).map(|at| (at, at + 1)).collect()));
+        assert_eq!((window.pages.as_slice(), sequence.base), (&[6, 7][..], 1));
+        for token in 70..140 {
+            let window = sequence.advance(0, &[row(token)], &pages, |_| Next::Token(token));
+            assert!(window.rows.len() < QUEUE_ROWS, "{} rows wait", window.rows.len());
+            sequence.put_back(window);
+        }
+        assert_eq!((sequence.base, sequence.queued()), (2, 11));
+        let draft = sequence.take_draft(140, &pages).unwrap();
+        assert_eq!(shape(&draft), (0, (128..140).map(|at| (at, at + 1)).collect()));
+        assert_eq!(draft.pages, [7]);
+        sequence.keep(Open { pages: pages.to_vec(), ..open(&[140, 141]) }, &[0, 1], true);
+        sequence.forget_queued();
+        assert_eq!((sequence.base, sequence.queued()), (2, 2), "rows of the pending one's page stay");
+        sequence.expects_drafts = true;
+        let window = sequence.advance(0, &[row(142)], &pages, |_| Next::Token(142));
+        assert_eq!(shape(&window), (11, vec![(139, 140), (140, 141), (141, 142)]));
     }
 
     /// No hidden state that is still wanted shares its place with another, however the ring has turned.

@@ -1,10 +1,10 @@
 //! Snapshots and pages, on the device and as bytes.
 //!
 //! Bytes of a snapshot: magic, then little-endian: length u64, pending 0 or 1 u32, width 4 or 8 u32 (f32
-//! where every value is one, else f64), and if pending its three positions u32 and `hidden` floats; then per
-//! delta-net layer the recurrent and the convolution state. Floats have the width given.
+//! where every value is one, else f64), pages that the MTP layer skips u64, and if pending its three positions u32 and
+//! `hidden` floats; then per delta-net layer the recurrent and the convolution state. Floats have the width given.
 
-use device::DeltaState;
+use device::{DeltaState, PAGE_TOKENS};
 
 use super::config::{Config, MixerKind};
 use super::plan::state_bytes;
@@ -12,9 +12,9 @@ use super::qwen::Qwen;
 use super::windows::limit;
 use crate::{ModelError, SnapshotId};
 
-const MAGIC: &[u8; 8] = b"clarysn1";
-/// Magic, length, pending, width.
-const HEAD_BYTES: usize = 24;
+const MAGIC: &[u8; 8] = b"clarysn2";
+/// Magic, length, pending, width, pages skipped.
+const HEAD_BYTES: usize = 32;
 
 /// What the host keeps of a snapshot. Its states are on the device, at place `slots + id`, and the hidden state
 /// of its pending row is row `id` of `scratch.mtp.saved`.
@@ -23,6 +23,8 @@ pub(super) struct Snapshot {
     pub(super) length: usize,
     /// Rotary position of the pending row.
     pub(super) pending: Option<[u32; 3]>,
+    /// Leading pages that the MTP layer does not know.
+    pub(super) base: usize,
 }
 
 /// A snapshot with everything in it.
@@ -58,7 +60,7 @@ impl Qwen {
     }
 
     pub(super) fn write_snapshot(&mut self, id: SnapshotId) -> Result<Vec<u8>, ModelError> {
-        let Snapshot { length, pending } = *self.saved(id)?;
+        let Snapshot { length, pending, base } = *self.saved(id)?;
         let place = self.snapshot_place(id)?;
         let hidden = match (&self.network.scratch.mtp, pending) {
             (Some(mtp), Some(_)) => {
@@ -80,6 +82,7 @@ impl Qwen {
         bytes.extend_from_slice(&(length as u64).to_le_bytes());
         bytes.extend_from_slice(&u32::from(pending.is_some()).to_le_bytes());
         bytes.extend_from_slice(&(width as u32).to_le_bytes());
+        bytes.extend_from_slice(&(base as u64).to_le_bytes());
         if let Some(position) = pending {
             position.iter().for_each(|p| bytes.extend_from_slice(&p.to_le_bytes()));
         }
@@ -157,6 +160,11 @@ fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<Parsed> {
     let length = usize::try_from(u64::from_le_bytes(*reader.take::<8>()?)).ok()?;
     let pending = reader.word()?;
     reader.width = reader.word()? as usize;
+    let base = usize::try_from(u64::from_le_bytes(*reader.take::<8>()?)).ok()?;
+    // The page of the pending row is known.
+    if base > length.saturating_sub(1) / PAGE_TOKENS {
+        return None;
+    }
     // A sequence with MTP has a pending row unless it is empty.
     if pending != u32::from(mtp && length > 0) || ![4, 8].contains(&reader.width) {
         return None;
@@ -177,7 +185,7 @@ fn parse(bytes: &[u8], config: &Config, mtp: bool) -> Option<Parsed> {
         Some(DeltaState { recurrent, conv: reader.floats(config.delta.conv())? })
     };
     let states = (0..layers).map(|_| state(&mut reader)).collect::<Option<Vec<_>>>()?;
-    Some(Parsed { snapshot: Snapshot { length, pending }, hidden, states })
+    Some(Parsed { snapshot: Snapshot { length, pending, base }, hidden, states })
 }
 
 struct Reader<'a> {
