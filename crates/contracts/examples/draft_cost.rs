@@ -2,7 +2,8 @@
 //! [MODEL] [--prompt N,..] [--tokens N] [--reps N] [--copy on|off]`.
 //!
 //! One device thread runs everything and the engine's clock is that thread's processor time, so that other programs on
-//! the machine hardly move the figures. Each reply is asked for with and without drafts in turn and must be the same.
+//! the machine move the figures less. Each reply is asked for in turn of an engine with `--draft auto`, of the same one
+//! without drafts, and of one with `--draft off`, which has no MTP layer; all must be the same.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -39,7 +40,7 @@ fn ask(core: &mut Core, prompt: &[u32], tokens: usize, drafting: Drafting) -> Re
     let mine = heard.clone();
     let request = Request { cache: false, drafting, ..Request::new(prompt.to_vec(), tokens) };
     let (reply, ticket) = Reply::new(Box::new(move |event| {
-        let mut heard = mine.lock().unwrap();
+        let mut heard = mine.lock().expect("no panic");
         match event {
             Event::Tokens { tokens, .. } => heard.tokens.extend(tokens),
             Event::Finished { stats, .. } => (heard.drafts, heard.over) = (stats.drafts, true),
@@ -48,12 +49,12 @@ fn ask(core: &mut Core, prompt: &[u32], tokens: usize, drafting: Drafting) -> Re
     }));
     let before = ProcessorTime.now();
     core.submit(core.limits().check(request)?, reply);
-    while !heard.lock().unwrap().over {
+    while !heard.lock().expect("no panic").over {
         core.tick();
     }
     let took = (ProcessorTime.now() - before).as_secs_f64();
     drop(ticket);
-    let heard = std::mem::take(&mut *heard.lock().unwrap());
+    let heard = std::mem::take(&mut *heard.lock().expect("no panic"));
     Ok((took, heard))
 }
 
@@ -63,8 +64,7 @@ fn prompt(tokens: usize, vocabulary: usize) -> Vec<u32> {
     (0..tokens).map(|at| (id(at) % vocabulary as u64) as u32).collect()
 }
 
-fn median(times: &[f64]) -> f64 {
-    let mut times = times.to_vec();
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }
@@ -74,40 +74,51 @@ fn run(arguments: &[String]) -> Result<(), Failed> {
         let at = arguments.iter().position(|argument| argument == name);
         at.and_then(|at| arguments.get(at + 1)).cloned().unwrap_or_else(|| default.to_owned())
     };
-    let model =
+    let folder =
         arguments.first().filter(|first| !first.starts_with('-')).map_or("models/demo", String::as_str);
     let prompts: Vec<usize> =
         option("--prompt", "32,128,512").split(',').map(str::parse).collect::<Result<_, _>>()?;
     let (tokens, reps): (usize, usize) =
         (option("--tokens", "1024").parse()?, option("--reps", "5").parse()?);
     let copy = option("--copy", "on") == "on";
-    let mut subject = Folder { kv: KvForm::Int8, ..Folder::new(model, "cpu") };
+    let mut subject = Folder { kv: KvForm::Int8, ..Folder::new(folder, "cpu") };
     subject.cpu.threads = 1;
-    let vocabulary = text::Tokenizer::open(Path::new(model))?.vocab_size();
-    println!("{}, {tokens} tokens a reply, copies {copy}\n", subject.name());
-    println!("| prompt | off, median s | on, median s | off / on | rounds | drafted | accepted |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    let vocabulary = text::Tokenizer::open(Path::new(folder))?.vocab_size();
+    println!("{}, {tokens} tokens a reply, {reps} of each kind, copies {copy}\n", subject.name());
+    println!("| prompt | off, s | no drafts, s | auto, s | off / auto | rounds | drafted | accepted |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for length in prompts {
         let sizes = Sizes { slots: 1, snapshots: 2, context: length + tokens + 64, rows_max: 512 };
-        let settings = Settings::new(vocabulary, Vec::new());
-        let mut core = Core::new(subject.open(sizes)?, settings, Arc::new(ProcessorTime))?;
+        let start = |mtp: bool| -> Result<Core, Failed> {
+            let settings = model::qwen3_5::Settings { mtp, ..sizes.settings(subject.kv) };
+            let checkpoint = checkpoint::Checkpoint::open(Path::new(folder))?;
+            let qwen = model::qwen3_5::open(&checkpoint, subject.open_device()?, settings, &mut |_, _| {})?;
+            Ok(Core::new(Box::new(qwen), Settings::new(vocabulary, Vec::new()), Arc::new(ProcessorTime))?)
+        };
+        let (mut with, mut without) = (start(true)?, start(false)?);
         let prompt = prompt(length, vocabulary);
-        let (mut on, mut off, mut drafts) = (Vec::new(), Vec::new(), engine::DraftStats::default());
+        let mut times: [Vec<f64>; 3] = Default::default();
+        let mut drafts = engine::DraftStats::default();
         for _ in 0..reps {
-            let automatic = Drafting { copy, ..Drafting::default() };
-            let (took, drafted) = ask(&mut core, &prompt, tokens, automatic)?;
-            on.push(took);
-            let (took, plain) =
-                ask(&mut core, &prompt, tokens, Drafting { policy: DraftPolicy::Off, ..automatic })?;
-            off.push(took);
-            if drafted.tokens != plain.tokens {
+            let auto = Drafting { copy, ..Drafting::default() };
+            let plain = Drafting { policy: DraftPolicy::Off, ..auto };
+            let replies = [
+                ask(&mut without, &prompt, tokens, plain)?,
+                ask(&mut with, &prompt, tokens, plain)?,
+                ask(&mut with, &prompt, tokens, auto)?,
+            ];
+            drafts.add(&replies[2].1.drafts);
+            if replies.iter().any(|reply| reply.1.tokens != replies[0].1.tokens) {
                 return Err("drafts changed a reply".into());
             }
-            drafts.add(&drafted.drafts);
+            times.iter_mut().zip(replies).for_each(|(times, reply)| times.push(reply.0));
         }
-        let (off, on) = (median(&off), median(&on));
-        let (rounds, proposed, accepted) = (drafts.rounds, drafts.proposed, drafts.accepted);
-        println!("| {length} | {off:.4} | {on:.4} | {:.3} | {rounds} | {proposed} | {accepted} |", off / on);
+        let [off, plain, auto] = times.map(median);
+        let engine::DraftStats { rounds, proposed, accepted, .. } = drafts;
+        println!(
+            "| {length} | {off:.4} | {plain:.4} | {auto:.4} | {:.3} | {rounds} | {proposed} | {accepted} |",
+            off / auto
+        );
     }
     Ok(())
 }
