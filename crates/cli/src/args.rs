@@ -142,8 +142,8 @@ pub(crate) struct ModelArgs {
     /// Folder, or name of a pulled model; where no text is made of its weights also
     /// synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
     pub(crate) model: String,
-    /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference (float64,
-    /// slow, the judge of errors)
+    /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference
+    /// (float64, slow, the judge of errors)
     #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
     pub(crate) device: String,
     /// Form of the K/V cache
@@ -475,8 +475,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Eval {
     /// The exactness contracts on this machine and model: exit code 7 if one does not hold
     Exact(ExactArgs),
-    /// Questions about pictures, alone and in company, plain and drafted: exit code 7 if replies differ or too
-    /// few are right
+    /// Questions about pictures, alone and in company, plain and drafted: exit code 7 if replies differ or
+    /// too few are right
     Vision(VisionEvalArgs),
 }
 

@@ -131,8 +131,8 @@ pub(crate) fn named(typed: &str, weights: &Weights) -> String {
     }
 }
 
-/// Most rows of a step where the processor would take `rows`: a card is filled by more of them, and answers sooner
-/// all the same.
+/// Most rows of a step where the processor would take `rows`: a card is filled by more of them, and answers
+/// sooner all the same.
 pub(crate) fn step_rows(device: &str, rows: usize) -> usize {
     if device::card(device).is_some() { CARD_ROWS * rows } else { rows }
 }
@@ -196,7 +196,7 @@ fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, output: &Outp
     let line = |name: &str, text: String| output.note(&format!("{name:<8} {text}"));
     line("model", format!("{}  {}", weights.dir.display(), summary(weights)))?;
     line("device", loaded.qwen.device().name())?;
-    line("memory", plan_line(plan))?;
+    line("memory", plan_line(plan, &held(weights, settings)))?;
     line(
         "context",
         format!("{} tokens, kv {}", settings.context, format!("{:?}", settings.kv).to_lowercase()),
@@ -205,11 +205,23 @@ fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, output: &Outp
     Ok(())
 }
 
-/// A memory plan in one line.
-pub(crate) fn plan_line(plan: &MemoryPlan) -> String {
+/// Optional parts among the loaded weights: ` (with mtp, vision)`.
+pub(crate) fn held(weights: &Weights, settings: &Settings) -> String {
+    let mut held = Vec::new();
+    held.extend((settings.mtp && weights.parts.mtp).then_some("mtp"));
+    held.extend((settings.image_tokens > 0 && weights.parts.vision).then_some("vision"));
+    if held.is_empty() { String::new() } else { format!(" (with {})", held.join(", ")) }
+}
+
+/// A memory plan in one line; `held` says which optional parts are among the weights.
+pub(crate) fn plan_line(plan: &MemoryPlan, held: &str) -> String {
     let parts =
         [("weights", plan.weights), ("kv", plan.kv), ("states", plan.states), ("scratch", plan.scratch)];
-    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", table::bytes(bytes))).into();
+    let part = |(name, bytes)| {
+        let held = if name == "weights" { held } else { "" };
+        format!("{name} {}{held}", table::bytes(bytes))
+    };
+    let parts: Vec<String> = parts.map(part).into();
     format!("{}  = {}", parts.join("  "), table::bytes(plan.total()))
 }
 

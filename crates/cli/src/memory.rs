@@ -31,8 +31,8 @@ pub(crate) fn peak() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes a run on this device may use, of the machine's memory or the card's; `None` is no limit, where nobody says
-/// what is free. A card that cannot be asked will say why when it is opened.
+/// Bytes a run on this device may use, of the machine's memory or the card's; `None` is no limit, where
+/// nobody says what is free. A card that cannot be asked will say why when it is opened.
 pub(crate) fn limit(wish: MemoryLimit, device: &str) -> Option<u64> {
     let free = || match device::card(device) {
         Some(ordinal) => device::cuda::card_memory(ordinal).ok().map(|(free, _)| free),

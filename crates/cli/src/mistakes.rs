@@ -61,8 +61,8 @@ pub(crate) fn found(text: &str) -> String {
     if is_cut { format!("{short}...") } else { short }
 }
 
-/// The command without its environment and with nothing that must be there: what it says about a value is about
-/// that value.
+/// The command without its environment and with nothing that must be there: what it says about a value is
+/// about that value.
 pub(crate) fn bare(command: &Command) -> Command {
     command.clone().mut_args(|option| option.env(None::<&str>).required(false))
 }

@@ -26,7 +26,8 @@ impl Numbers {
         Some(found.map(|(_, value)| value).sum())
     }
 
-    /// Sum over all samples but those with one of these values of a label; `None` where there is no such sample.
+    /// Sum over all samples but those with one of these values of a label; `None` where there is no such
+    /// sample.
     pub(crate) fn sum_but(&self, name: &str, label: &str, left_out: &[&str]) -> Option<f64> {
         let out: f64 = left_out
             .iter()

@@ -139,7 +139,8 @@ pub(crate) fn refused(path: &Path, error: &PictureError) -> Failure {
         .hint("PNG, JPEG, WebP and GIF up to 20 MiB and 50 million pixels are taken")
 }
 
-/// Whether this is a picture that a model could be shown. Before a model is loaded, so with the published sizes.
+/// Whether this is a picture that a model could be shown. Before a model is loaded, so with the published
+/// sizes.
 fn check(bytes: &[u8]) -> std::result::Result<(), PictureError> {
     let picture = picture::decode(bytes, &Limits::default(), [255; 3])?;
     let published = Preprocessor::from_json(&Value::Object(Default::default()));

@@ -15,7 +15,7 @@ use crate::load::Sizes;
 use crate::output::Output;
 use crate::session::{self, Running};
 use crate::settings::{self, Thinking};
-use crate::{reply, transcript, vision};
+use crate::{mistakes, reply, transcript, vision};
 
 /// What can be typed at the prompt.
 pub(crate) const HELP: &str = "\
@@ -227,7 +227,11 @@ impl Chat<'_> {
             },
             "help" => self.output.err(HELP)?,
             "quit" | "exit" => return Ok(Next::Quit),
-            _ => return Err(Failure::usage(format!("/{name} is no command")).hint("/help lists them")),
+            _ => {
+                let known = HELP.lines().filter_map(|line| line.strip_prefix('/')?.split_whitespace().next());
+                let near = mistakes::nearest(name, known).replace("mean ", "mean /");
+                return Err(Failure::usage(format!("/{name} is no command{near}")).hint("/help lists them"));
+            }
         }
         Ok(Next::Go)
     }

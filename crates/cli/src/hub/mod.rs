@@ -208,9 +208,9 @@ impl Hub {
             if tried >= self.patience.tries {
                 let failure = Failure::new(Exit::Network, format!("{why} ({tried} times)"));
                 return Err(failure.hint(format!(
-                    "is there a way to {}? A proxy is taken from HTTPS_PROXY, another hub from --hub or CLARY_HUB. \
-                     What was fetched is kept: the same command goes on from there, and a folder with a model's \
-                     files needs no pull",
+                    "is there a way to {}? A proxy is taken from HTTPS_PROXY, another hub from --hub or \
+                     CLARY_HUB. What was fetched is kept: the same command goes on from there; a folder with \
+                     a model's files needs no pull",
                     self.host()
                 )));
             }

@@ -15,8 +15,8 @@ fn lines(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// A command line of a file, over an empty configuration and a model that is not there: it is understood if the
-/// model is what is missed.
+/// A command line of a file, over an empty configuration and a model that is not there: it is understood if
+/// the model is what is missed.
 #[track_caller]
 fn understood(words: &[&str]) {
     let dir = tempfile::tempdir().expect("a folder");

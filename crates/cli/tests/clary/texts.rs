@@ -15,7 +15,8 @@ fn a_prompt_its_tokens_and_the_built_in_chats() {
     let document = clary(&["template", &demo, "--json"]).code(0).json();
     assert_eq!(document["count"], tokens.out.lines().count());
     assert_eq!(document["thinking"], true);
-    let request = json!({"messages": [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Hi"}],
+    let request = json!({"messages": [{"role": "system", "content": "Be terse."},
+        {"role": "user", "content": "Hi"}],
         "tools": [{"type": "function", "function": {"name": "look_up"}}],
         "chat_template_kwargs": {"enable_thinking": false}});
     let ran = clary_with(&["template", &demo, "-"], &request.to_string()).code(0).out_has("Be terse.");

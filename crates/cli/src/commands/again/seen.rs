@@ -260,7 +260,10 @@ mod tests {
 
     #[test]
     fn chats_whole_and_streamed() {
-        let call = |index: Option<u8>, name: Value, arguments: &str| json!({"index": index, "id": "x", "function": {"name": name, "arguments": arguments}});
+        let call = |index: Option<u8>, name: Value, arguments: &str| {
+            let function = json!({"name": name, "arguments": arguments});
+            json!({"index": index, "id": "x", "function": function})
+        };
         let whole = |content: &str, arguments: &str| {
             json!({"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant",
                 "content": content, "reasoning_content": "hm", "refusal": null,
@@ -304,7 +307,8 @@ mod tests {
         let whole = json!({"type": "message", "stop_reason": "tool_use", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "yes"},
             {"type": "tool_use", "id": "t", "name": "f", "input": {"b": 1, "a": 2}}]});
-        let block = |index: u8, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+        let start = "content_block_start";
+        let block = |index: u8, block: Value| json!({"type": start, "index": index, "content_block": block});
         let delta = |index: u8, delta: Value| json!({"index": index, "delta": delta});
         let mut stream = vec![
             json!({"type": "message_start", "message": {"type": "message", "content": []}}),

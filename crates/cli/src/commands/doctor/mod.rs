@@ -79,10 +79,10 @@ pub(crate) fn doctor(args: &DoctorArgs, output: &Output) -> Result {
     checks.extend(cuda::checks(root));
     checks.extend(intel::checks(root));
     let store = match &args.store {
-        Some(store) => store.clone(),
-        None => place::existing(&Store::new(None)?.root),
+        Some(store) => Ok(store.clone()),
+        None => Store::new(None).map(|store| place::existing(&store.root)),
     };
-    checks.extend(place::checks(&store, args.port));
+    checks.extend(place::checks(store, args.port));
     let devices = kernels::devices(cuda::cards().len());
     let (tested, works) = kernels::checks(&devices);
     checks.extend(tested);
@@ -109,7 +109,10 @@ fn text(checks: &[Check]) -> String {
 }
 
 fn document(checks: &[Check], works: bool) -> Value {
-    let check = |check: &Check| json!({"name": check.name, "state": check.state.name(), "found": check.found, "fix": check.fix});
+    let check = |check: &Check| {
+        let state = check.state.name();
+        json!({"name": check.name, "state": state, "found": check.found, "fix": check.fix})
+    };
     json!({"works": works, "checks": checks.iter().map(check).collect::<Vec<_>>()})
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::Check;
+use crate::error::Result;
 use crate::table;
 
 /// Bytes written and read to learn how fast the disk is.
@@ -20,8 +21,17 @@ pub(super) fn existing(store: &Path) -> PathBuf {
     store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new(".")).to_owned()
 }
 
-pub(super) fn checks(store: &Path, port: u16) -> Vec<Check> {
-    vec![space(store), speed(store), self::port(port)]
+/// Looks at the store, or says why there is none, and at the port.
+pub(super) fn checks(store: Result<PathBuf>, port: u16) -> Vec<Check> {
+    let mut checks = match store {
+        Ok(store) => vec![space(&store), speed(&store)],
+        Err(failure) => {
+            let fix = failure.advice().unwrap_or_default().to_owned();
+            vec![Check::warn("disk space", failure.message, fix)]
+        }
+    };
+    checks.push(self::port(port));
+    checks
 }
 
 fn space(store: &Path) -> Check {

@@ -1,7 +1,7 @@
 //! The log on stderr: lines with time, level and request id, for people or for programs.
 //!
-//! Lines are written by a thread of their own. Whoever reads stderr may be slow or asleep; the server must not wait
-//! for it, so lines that find the queue full are dropped, and their number is told later.
+//! Lines are written by a thread of their own. Whoever reads stderr may be slow or asleep; the server must
+//! not wait for it, so lines that find the queue full are dropped, and their number is told later.
 
 use std::io::{self, Write};
 use std::sync::Arc;

@@ -103,6 +103,8 @@ pub(crate) struct Report {
     model: String,
     template: String,
     sizes: Sizes,
+    /// Optional parts among the loaded weights.
+    held: String,
     plan: Option<MemoryPlan>,
     free: Option<u64>,
     backend: String,
@@ -139,6 +141,7 @@ impl Report {
             template: text.template.digest().to_owned(),
             sizes: sizes.clone(),
             plan: None,
+            held: load::held(weights, &sizes.model),
             free: memory::free(),
             backend: String::new(),
             device: String::new(),
@@ -215,7 +218,7 @@ impl Report {
     }
 
     fn memory(&self) -> String {
-        let plan = self.plan.map_or(String::new(), |plan| load::plan_line(&plan));
+        let plan = self.plan.map_or(String::new(), |plan| load::plan_line(&plan, &self.held));
         let limit = self
             .sizes
             .limit

@@ -1,5 +1,5 @@
-//! What is asked: prompts short and long, with and without pictures, one turn or two, whole or streamed, drawn
-//! from a seed.
+//! What is asked: prompts short and long, with and without pictures, one turn or two, whole or streamed,
+//! drawn from a seed.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -92,8 +92,8 @@ impl Asks {
         Ask { known: Some(number), body, fate: Fate::Whole }
     }
 
-    /// The next request: every fourth is a known one, every sixth is left, some are wrong; every fourth of the
-    /// others has pictures, and every third of the known ones.
+    /// The next request: every fourth is a known one, every sixth is left, some are wrong; every fourth of
+    /// the others has pictures, and every third of the known ones.
     pub(super) fn next(&mut self, seed: u64) -> Ask {
         let mut ask = match self.random.below(4) {
             0 => self.known(self.random.clone().below(KNOWN), seed),

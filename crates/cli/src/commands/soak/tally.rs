@@ -100,7 +100,8 @@ impl Tally {
     pub(super) fn line(&self) -> String {
         let memory = self.memory.last().map_or("-".to_owned(), |(_, bytes)| table::bytes(*bytes));
         format!(
-            "{:6.1} min  requests {}  finished {}  pictures {}  left {}  compared {}  failures {}  tokens {}  memory {memory}",
+            "{:6.1} min  requests {}  finished {}  pictures {}  left {}  compared {}  failures {}  \
+             tokens {}  memory {memory}",
             self.elapsed.as_secs_f64() / 60.0,
             self.requests,
             self.finished,

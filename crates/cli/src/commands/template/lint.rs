@@ -51,7 +51,8 @@ fn request(chat: &Value) -> Value {
 
 fn tool(name: &Value) -> Value {
     json!({"type": "function", "function": {"name": name, "description": "Says what the sky does.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}})
+        "parameters": {"type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}})
 }
 
 fn controls(text: &TextSide, rendered: &Rendered) -> usize {

@@ -164,7 +164,8 @@ mod tests {
             numbers: Numbers::read(&format!(
                 "clary_requests_total{{route=\"/slots\",status=\"200\"}} {tokens}\n\
                  clary_requests_total{{route=\"/v1/messages\",status=\"200\"}} 7\n\
-                 vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\nclary_draft_proposed_total {tokens}\n\
+                 vllm:generation_tokens_total{{model_name=\"m\"}} {tokens}\n\
+                 clary_draft_proposed_total {tokens}\n\
                  clary_draft_accepted_total{{position=\"0\"}} {}\nclary_cache_bytes 1024",
                 tokens / 2
             )),
