@@ -468,6 +468,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "on,off", value_delimiter = ',', value_enum, requires = "streams")]
     #[arg(default_value = "on,off")]
     pub(crate) drafts: Vec<OnOff>,
+    /// With --streams: how the drafted ones draft: auto (as measured), or 1 to 8 tokens a round
+    #[arg(long, value_name = "auto|K", default_value = "auto", value_parser = draft, requires = "streams")]
+    pub(crate) draft: Draft,
 }
 
 /// `eval`.

@@ -1,6 +1,7 @@
 //! Many prompts through one engine, so many at a time: their replies, and how drafts fared.
 
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use engine::{Drafting, Event, Handle, Refusal, Request, Stats};
 
@@ -14,6 +15,8 @@ pub struct Asked {
     pub tokens: Vec<u32>,
     /// How many of them came at once: the first alone, then one number for each round.
     pub rounds: Vec<usize>,
+    /// When each of these came, since the first request.
+    pub arrived: Vec<Duration>,
     /// The engine's numbers.
     pub stats: Stats,
 }
@@ -26,6 +29,7 @@ pub fn ask_all(
     at_once: usize,
 ) -> Result<Vec<Asked>, Refusal> {
     let (sender, receiver) = channel();
+    let start = Instant::now();
     let mut all = vec![Asked::default(); prompts.len()];
     let mut tickets = Vec::with_capacity(prompts.len());
     let (mut next, mut open) = (0, 0);
@@ -46,6 +50,7 @@ pub fn ask_all(
         match event {
             Event::Tokens { tokens, .. } => {
                 all[at].rounds.push(tokens.len());
+                all[at].arrived.push(start.elapsed());
                 all[at].tokens.extend(tokens);
             }
             Event::Finished { stats, .. } => {
@@ -56,6 +61,40 @@ pub fn ask_all(
         }
     }
     Ok(all)
+}
+
+/// What all streams gave while every one of them was decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Together {
+    /// From the last stream's first token to the first stream's last.
+    pub time: Duration,
+    /// Tokens that came in it.
+    pub tokens: usize,
+    /// Rounds of the streams in it, each stream's counted apart.
+    pub rounds: usize,
+}
+
+impl Together {
+    /// Of replies that ran at once; `None` where one ended before another began.
+    pub fn of(replies: &[Asked]) -> Option<Self> {
+        let began = replies.iter().map(|reply| reply.arrived.first()).max()??;
+        let ended = replies.iter().map(|reply| reply.arrived.last()).min()??;
+        let time = ended.checked_sub(*began).filter(|time| !time.is_zero())?;
+        let rounds = replies.iter().flat_map(|reply| reply.arrived.iter().zip(&reply.rounds));
+        let inside = rounds.filter(|(at, _)| *at > began && *at <= ended);
+        let (count, tokens) = inside.fold((0, 0), |(count, sum), (_, tokens)| (count + 1, sum + tokens));
+        Some(Self { time, tokens, rounds: count })
+    }
+
+    /// Tokens per second of all streams together.
+    pub fn rate(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64()
+    }
+
+    /// Milliseconds of a round, of `streams` streams that share it.
+    pub fn round_ms(&self, streams: usize) -> f64 {
+        self.time.as_secs_f64() * 1e3 * streams as f64 / self.rounds.max(1) as f64
+    }
 }
 
 /// How drafts of one depth fared.
@@ -106,6 +145,24 @@ impl Acceptance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_timed_while_all_of_them_decode() {
+        let reply = |rounds: &[usize], ms: &[u64]| Asked {
+            rounds: rounds.into(),
+            arrived: ms.iter().map(|ms| Duration::from_millis(*ms)).collect(),
+            ..Asked::default()
+        };
+        let two = [reply(&[1, 2, 1, 3], &[10, 20, 30, 40]), reply(&[1, 1, 1, 1], &[20, 30, 40, 50])];
+        let together = Together::of(&two).expect("both decode from 20 to 40 ms");
+        assert_eq!((together.time, together.tokens), (Duration::from_millis(20), 6));
+        assert_eq!(together.rounds, 4);
+        assert_eq!((together.rate(), together.round_ms(2)), (300.0, 10.0));
+        let apart = [reply(&[1, 1], &[10, 20]), reply(&[1, 1], &[20, 30])];
+        assert_eq!(Together::of(&apart), None);
+        assert_eq!(Together::of(&[]), None);
+        assert_eq!(Together::of(&[reply(&[], &[])]), None);
+    }
 
     #[test]
     fn ends_of_replies_judge_no_draft() {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use contracts::crowd::{Asked, Prompt, ask_all};
+use contracts::crowd::{Asked, Prompt, Together, ask_all};
 use engine::{DRAFT_MAX, DraftPolicy, DraftStats, Drafting, Engine, Handle, Settings};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -13,6 +13,7 @@ use crate::error::{Exit, Failure, Result};
 use crate::load::{self, ROWS_MAX, Sizes};
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
+use crate::settings;
 use crate::table::{self, Table};
 use crate::weights::Weights;
 
@@ -27,6 +28,8 @@ struct Crowd {
     times: Vec<Duration>,
     /// Longest time to a first token, for each repetition, sorted.
     first: Vec<Duration>,
+    /// While all streams were decoding, for each repetition in which they were, the fastest first.
+    together: Vec<Together>,
     stats: DraftStats,
     hash: String,
 }
@@ -36,6 +39,7 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
     let longest = args.prompt.iter().max().copied().unwrap_or(1);
     let slots = args.streams.iter().max().copied().unwrap_or(1);
     let is_drafted = args.drafts.contains(&OnOff::On);
+    let policy = settings::policy(args.draft);
     let sizes = Sizes {
         slots,
         snapshots: 0,
@@ -44,7 +48,7 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
         logits_rows_max: slots * (DRAFT_MAX + 1),
         mtp: is_drafted,
         image_tokens: 0,
-        draft: if is_drafted { Draft::Auto } else { Draft::Off },
+        draft: if is_drafted { args.draft } else { Draft::Off },
     };
     let threads = load::threads(args.threads.first().copied());
     let loaded = load::load(weights, &args.model, Some(threads), sizes, output)?;
@@ -60,7 +64,7 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
         let mut known = vec![None; slots];
         for &streams in &args.streams {
             for &drafts in &args.drafts {
-                crowds.push(crowd(&engine, &prompts[..streams], drafts, args.reps, &mut known)?);
+                crowds.push(crowd(&engine, &prompts[..streams], (drafts, policy), args.reps, &mut known)?);
                 progress.set(crowds.len() as u64, total);
             }
         }
@@ -74,12 +78,12 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
 fn crowd(
     engine: &Handle,
     prompts: &[Prompt],
-    drafts: OnOff,
+    (drafts, drafted): (OnOff, DraftPolicy),
     reps: usize,
     known: &mut [Option<Vec<u32>>],
 ) -> Result<Crowd> {
     let policy = match drafts {
-        OnOff::On => DraftPolicy::Auto(DRAFT_MAX as u8),
+        OnOff::On => drafted,
         OnOff::Off => DraftPolicy::Off,
     };
     let drafting = Drafting { policy, ..Drafting::default() };
@@ -91,6 +95,7 @@ fn crowd(
         tokens: 0,
         times: Vec::new(),
         first: Vec::new(),
+        together: Vec::new(),
         stats: DraftStats::default(),
         hash: String::new(),
     };
@@ -100,6 +105,7 @@ fn crowd(
         crowd.times.push(start.elapsed());
         let first = replies.iter().map(|reply| reply.stats.queued + reply.stats.prefill).max();
         crowd.first.push(first.unwrap_or_default());
+        crowd.together.extend(Together::of(&replies));
         crowd.tokens = replies.iter().map(|reply| reply.tokens.len()).sum();
         replies.iter().for_each(|reply| crowd.stats.add(&reply.stats.drafts));
         equal(&replies, prompts, drafts, known)?;
@@ -109,6 +115,7 @@ fn crowd(
     }
     crowd.times.sort();
     crowd.first.sort();
+    crowd.together.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
     Ok(crowd)
 }
 
@@ -154,6 +161,11 @@ impl Crowd {
         self.first[self.first.len() / 2].as_secs_f64() * 1e3
     }
 
+    /// The median repetition while all streams were decoding, if they ever were.
+    fn together(&self) -> Option<&Together> {
+        self.together.get(self.together.len() / 2)
+    }
+
     /// Share of accepted drafts; `None` where nothing was drafted.
     fn accepted(&self) -> Option<f64> {
         (self.stats.proposed > 0).then(|| self.stats.accepted as f64 / self.stats.proposed as f64)
@@ -170,6 +182,8 @@ fn print(crowds: &[Crowd], device: &str, args: &BenchArgs, output: &Output) -> R
                 "drafts": word(crowd.drafts),
                 "tokens": crowd.tokens,
                 "tokens_per_s": {"min": min, "median": median, "max": max},
+                "decode_tokens_per_s": crowd.together().map(Together::rate),
+                "round_ms": crowd.together().map(|together| together.round_ms(crowd.streams)),
                 "first_token_ms": crowd.first_ms(),
                 "drafts_proposed": crowd.stats.proposed,
                 "drafts_accepted": crowd.stats.accepted,
@@ -181,32 +195,48 @@ fn print(crowds: &[Crowd], device: &str, args: &BenchArgs, output: &Output) -> R
             json!({"model": args.model.model, "device": device, "reps": args.reps, "crowds": cases});
         return Ok(output.document(&document)?);
     }
-    let mut table = Table::new(">><>>>>><");
-    table.row(["prompt", "streams", "drafts", "min", "median", "max", "first ms", "accepted", "token hash"]);
+    let mut table = Table::new(">><>>>>>>><");
+    table.row([
+        "prompt",
+        "streams",
+        "drafts",
+        "min",
+        "median",
+        "max",
+        "decode",
+        "round ms",
+        "first ms",
+        "accepted",
+        "token hash",
+    ]);
     for crowd in crowds {
         let [min, median, max] = crowd.rates().map(|rate| format!("{rate:.1}"));
         let accepted = crowd.accepted().map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
         let (prompt, streams) = (crowd.prompt.to_string(), crowd.streams.to_string());
         let first = format!("{:.1}", crowd.first_ms());
         let (drafts, hash) = (word(crowd.drafts), &crowd.hash[..12]);
-        table.row([&prompt, &streams, drafts, &min, &median, &max, &first, &accepted, hash]);
+        let number = |of: &dyn Fn(&Together) -> f64, digits: usize| {
+            crowd.together().map_or("-".into(), |together| format!("{:.digits$}", of(together)))
+        };
+        let decode = number(&Together::rate, 1);
+        let round = number(&|together| together.round_ms(crowd.streams), 2);
+        table.row([&prompt, &streams, drafts, &min, &median, &max, &decode, &round, &first, &accepted, hash]);
     }
     let head = format!("{}\n{device}, {} repetitions\n\n", args.model.model, args.reps);
     let title = output.bold("tokens per second of all streams together, prompts included\n");
-    Ok(output.out(&(head + &title + &table.text()))?)
+    let foot = "\ndecode: tokens per second while every stream was decoding; round: a step of them all\n";
+    Ok(output.out(&(head + &title + &table.text() + foot))?)
 }
 
 #[cfg(test)]
 mod tests {
-    use engine::Stats;
-
     use super::*;
 
     #[test]
     fn streams_that_differ_end_with_code_7() {
         let prompts: [Prompt; 2] = [(vec![1, 2], 3), (vec![3], 3)];
         let replies = |last: u32| {
-            let asked = |tokens| Asked { tokens, rounds: vec![1, 1, 1], stats: Stats::default() };
+            let asked = |tokens| Asked { tokens, rounds: vec![1, 1, 1], ..Asked::default() };
             [asked(vec![5, 6, 7]), asked(vec![8, 9, last])]
         };
         let mut known = vec![None; 2];
