@@ -155,6 +155,8 @@ pub struct Status {
     pub cache_bytes: u64,
     /// Limit of the same.
     pub cache_bytes_max: u64,
+    /// Bytes of kept picture features, part of the cache's bytes: memory that is taken as they come.
+    pub cache_feature_bytes: u64,
     /// Kept positions.
     pub cache_entries: usize,
     /// Time of the last finished step by the engine's clock.
@@ -319,6 +321,7 @@ impl Core {
             kv_tokens_max: self.spec.pages * PAGE_TOKENS,
             cache_bytes: self.store.cache_bytes() + self.encoder.bytes(),
             cache_bytes_max: self.settings.cache.bytes_max,
+            cache_feature_bytes: self.encoder.bytes(),
             cache_entries: self.store.cache_entries(),
             last_step: self.last_step,
             counters: self.counters.clone(),

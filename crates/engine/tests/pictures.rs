@@ -147,6 +147,8 @@ fn features_are_kept_within_their_bytes() {
         assert_solo(&bench.answer(make()), &expected, "kept or not");
         let status = bench.core.status();
         assert!(status.cache_bytes <= status.cache_bytes_max, "{status:?}");
+        assert!(status.cache_feature_bytes > 0, "{status:?}");
+        assert!(status.cache_feature_bytes <= status.cache_bytes_max / 8, "{status:?}");
     }
     assert!(bench.core.status().counters.pictures_cached > 5);
 }

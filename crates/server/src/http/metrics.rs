@@ -65,6 +65,7 @@ pub(crate) struct Metrics {
     kv_usage: Level,
     cache_bytes: Level,
     cache_limit: Level,
+    cache_features: Level,
     step_age: Level,
     memory: Family<Labels<1>, Level>,
     resident: Level,
@@ -111,6 +112,7 @@ impl Metrics {
             kv_usage: Level::default(),
             cache_bytes: Level::default(),
             cache_limit: Level::default(),
+            cache_features: Level::default(),
             step_age: Level::default(),
             memory: Family::default(),
             resident: Level::default(),
@@ -148,6 +150,8 @@ impl Metrics {
         own.register("kv_tokens", "Tokens in K/V pages of slots", self.kv_tokens.clone());
         own.register("cache_bytes", "Bytes of the prefix cache", self.cache_bytes.clone());
         own.register("cache_limit_bytes", "Limit of the prefix cache", self.cache_limit.clone());
+        let features = self.cache_features.clone();
+        own.register("cache_feature_bytes", "Bytes of picture features in the prefix cache", features);
         own.register("last_step_age_seconds", "Time since the last step while busy", self.step_age.clone());
         own.register("device_memory_bytes", "Memory of the device, by use", self.memory.clone());
         own.register("build_info", "Always 1", self.build.clone());
@@ -256,6 +260,7 @@ impl Metrics {
         self.kv_usage.set(status.kv_tokens as f64 / status.kv_tokens_max.max(1) as f64);
         self.cache_bytes.set(status.cache_bytes as f64);
         self.cache_limit.set(status.cache_bytes_max as f64);
+        self.cache_features.set(status.cache_feature_bytes as f64);
         self.step_age.set(reading.step_age_seconds);
         self.count(&status.counters);
     }

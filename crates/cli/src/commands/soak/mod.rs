@@ -157,11 +157,15 @@ fn run(
     Ok(was_interrupted)
 }
 
-/// Looks at the server's memory. A server that does not answer here fails its requests, too.
+/// Looks at the server's memory, less the picture features it keeps: they fill up to a limit of their own,
+/// which says nothing about leaks. A server that does not answer here fails its requests, too.
 fn sample(load: &Load, client: &Client, elapsed: Duration) {
     let numbers = client.get("/metrics").map(|answer| Numbers::read(&answer.body));
-    let bytes = numbers.ok().and_then(|numbers| numbers.sum("process_resident_memory_bytes"));
-    if let Some(bytes) = bytes {
+    let own = |numbers: Numbers| {
+        let features = numbers.sum("clary_cache_feature_bytes").unwrap_or(0.0);
+        Some(numbers.sum("process_resident_memory_bytes")? - features)
+    };
+    if let Some(bytes) = numbers.ok().and_then(own) {
         load.tally().memory.push((elapsed, bytes as u64));
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Tally {
     pub(super) first: Vec<f32>,
     /// Seconds to the end of replies.
     pub(super) whole: Vec<f32>,
-    /// Bytes of the server's process since the load began.
+    /// Bytes of the server's process since the load began, without the picture features it keeps.
     pub(super) memory: Vec<(Duration, u64)>,
     /// Choices in slots and in the queue after the last request; `None` before that.
     pub(super) busy: Option<u64>,
