@@ -152,14 +152,24 @@ extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logit
     float* z = s.z + (ulong)blockIdx.y * s.chunks * CHUNK;
     uint magnitude = 0;
     ulong best = 0;
-    // A warp takes chunks of 64 ids: two a lane, next to each other.
+    // A warp takes chunks of 64 ids: two a lane, next to each other. All are asked for at once.
+    float raws[IDS / 512][2];
+#pragma unroll
+    for (uint part = 0; part < IDS / 512; part++)
+#pragma unroll
+        for (uint i = 0; i < 2; i++) {
+            uint id = blockIdx.x * IDS + part * 512 + 2 * threadIdx.x + i;
+            raws[part][i] = id < d.length ? row[id] : 0.0f;
+        }
+#pragma unroll
     for (uint part = 0; part < IDS / 512; part++) {
         uint id = blockIdx.x * IDS + part * 512 + 2 * threadIdx.x;
         float raw_max = -CLARY_INFINITY, z_max = -CLARY_INFINITY;
+#pragma unroll
         for (uint i = id; i < id + 2; i++) {
             float x = -CLARY_INFINITY;
             if (i < d.length) {
-                float raw = row[i];
+                float raw = raws[part][i - id];
                 magnitude = max(magnitude, BITS(raw) & 0x7fffffffu);
                 raw_max = raw > raw_max ? raw : raw_max;
                 x = d.adjust_count ? adjusted(raw, i, d, adjusts) : raw;
@@ -189,8 +199,18 @@ extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logit
 
 // Largest of the draw's chunk maxima.
 SHARED float whole_max(const float* maxima, uint chunks, ulong* parts) {
+    const uint ahead = 16;  // loads in flight
     float x = -CLARY_INFINITY;
-    for (uint i = threadIdx.x; i < chunks; i += blockDim.x) x = maxima[i] > x ? maxima[i] : x;
+    for (uint first = threadIdx.x; first < chunks; first += ahead * blockDim.x) {
+        float held[ahead];
+#pragma unroll
+        for (uint i = 0; i < ahead; i++) {
+            uint at = first + i * blockDim.x;
+            held[i] = at < chunks ? maxima[at] : -CLARY_INFINITY;
+        }
+#pragma unroll
+        for (uint i = 0; i < ahead; i++) x = held[i] > x ? held[i] : x;
+    }
     return block_max(x, parts);
 }
 
@@ -202,16 +222,25 @@ extern "C" __global__ void __launch_bounds__(256) draw_weights(const float* logi
     const Draw d = draws[blockIdx.y];
     const float* row = logits + (ulong)d.row * width;
     const float* z = s.z + (ulong)blockIdx.y * s.chunks * CHUNK;
-    float raw_max = whole_max(s.raw_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts);
-    float z_max = whole_max(s.z_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts);
     bool sampled = d.temperature != 0.0f, cut = cuts(d);
+    // Everything is asked for at once.
+    float raws[IDS / 256], scores[IDS / 256];
+#pragma unroll
+    for (uint i = 0; i < IDS / 256; i++) {
+        uint id = blockIdx.x * IDS + i * 256 + threadIdx.x;
+        raws[i] = id < d.length ? row[id] : 0.0f;
+        scores[i] = id < d.length && sampled ? z[id] : 0.0f;
+    }
+    float raw_max = whole_max(s.raw_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts);
+    float z_max = sampled ? whole_max(s.z_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts) : 0.0f;
     ulong raw_sum = 0, z_sum = 0, best = 0;
+#pragma unroll
     for (uint i = 0; i < IDS / 256; i++) {
         uint id = blockIdx.x * IDS + i * 256 + threadIdx.x;
         if (id >= d.length) continue;
-        raw_sum += token_weight(row[id] - raw_max);
-        if (sampled && cut) z_sum += token_weight(z[id] - z_max);
-        if (sampled && !cut) best = max(best, pick_key(z[id] + gumbel(d, id), id));
+        raw_sum += token_weight(raws[i] - raw_max);
+        if (sampled && cut) z_sum += token_weight(scores[i] - z_max);
+        if (sampled && !cut) best = max(best, pick_key(scores[i] + gumbel(d, id), id));
     }
     raw_sum = block_sum(raw_sum, parts);
     z_sum = block_sum(z_sum, parts);

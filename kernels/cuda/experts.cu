@@ -7,7 +7,7 @@
 // expert does all of that expert's; or, with a list, experts. Inside a block the work is cut as
 // linear_few.cuh says. With ROUTE_VALUES above 0 each block chooses the rows' experts itself, out of the
 // router's logits, and the first one writes the picks. `experts_down` may have the shared expert's down in
-// blocks of its own. Compiled for ROWS (1, 8), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block, and
+// blocks of its own. Compiled for ROWS (1, 4), EXPERT_WIDTH, EXPERT_INNER, THREADS and TILES of a block, and
 // the kinds of matrix of the layer.
 #include "linear_few.cuh"
 #include "route.cuh"
@@ -74,6 +74,9 @@ struct Share {
 };
 
 #define SHARE_MAX 256
+// Blocks a multiprocessor: codes of up to 4 bits leave room for `few`, so that the next launch's weights are asked for
+// while this one works.
+#define EXPERT_BLOCKS(few) (THREADS > 256 || KINDS > 1 ? 1 : (KIND0 & 15) == 0 || (KIND0 & 15) > 4 ? 2 : few)
 
 #if ROUTE_VALUES > 0
 // Picks of all rows, a warp each, to `ids` [rows, k]; also to memory if `write`. Visible after a barrier.
@@ -110,9 +113,15 @@ SHARED bool find_share(Share& share, const ExpertArgs& args, uint at, uint* buff
     share.expert = ids[at];
     share.list = buffer;
     uint lane = threadIdx.x % 32, count = 0;
-    for (uint first = 0; first < args.pairs; first += 32) {
-        uint pair = first + lane;
-        bool mine = pair < args.pairs && ids[pair] == share.expert;
+    // All are asked for at once.
+    uint held[SHARE_MAX / 32];
+#pragma unroll
+    for (uint i = 0; i < SHARE_MAX / 32; i++) held[i] = 32 * i + lane < args.pairs ? ids[32 * i + lane] : ~0u;
+#pragma unroll
+    for (uint i = 0; i < SHARE_MAX / 32; i++) {
+        uint first = 32 * i, pair = first + lane;
+        if (first >= args.pairs) break;
+        bool mine = pair < args.pairs && held[i] == share.expert;
         uint found = __ballot_sync(0xffffffffu, mine);
         // An earlier pair's block does this expert.
         if (count == 0 && found != 0 && first + __ffs(found) - 1 < at) return false;
@@ -156,7 +165,7 @@ SHARED bool is_dense(uint kind_number) {
     return dense;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
     experts_hidden(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[2 * SHARE_MAX];
@@ -191,6 +200,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
                         fetch_params<S, EXPERT_WIDTH>(
                             smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
                             min(first_tile + tile, last));
+                    if (which == 0 && alike)
+                        stage_codes<EXPERT_WIDTH>(smem, at.row_stride, args.codes[m.form], rows);
                     if (which == 0 || !shared)
                         stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
                                                              args.codes[m.form], rows);
@@ -198,26 +209,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
             });
         }
         copy_async_commit();
-        for (uint i = warp; i < TILES * jobs; i += warps) {
+        if (alike) {
+            // Both matrices read the same codes, out of shared memory.
+            with_kind(gate.kind, [&](auto kind) {
+                typedef decltype(kind) K;
+                if constexpr (!K::DENSE) {
+                    Job<typename K::Stored, EXPERT_WIDTH> g, u;
+                    const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, rows.count - 1)) * at.row_stride;
+                    for (uint i = warp; i < TILES * jobs || i == warp; i += warps) {
+                        uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
+                        bool there = i < TILES * jobs;
+                        if (there) {
+                            g.load_weights(gate.weights, own, step, lane);
+                            u.load_weights(up.weights, own, step, lane);
+                        }
+                        if (i == warp) {
+                            copy_async_wait<0>();
+                            __syncthreads();
+                        }
+                        float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
+                        if (there) {
+                            g.multiply_row(exact, step, lane, row);
+                            u.multiply_row(exact + TILES * at.exact_bytes / 4, step, lane, row);
+                        }
+                    }
+                }
+            });
+        }
+        for (uint i = warp; !alike && i < TILES * jobs; i += warps) {
             uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
             uint row = rows.row(min(lane / 4, rows.count - 1));
             float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
-            if (alike) {
-                // Both matrices read the same codes at the same time.
-                with_kind(gate.kind, [&](auto kind) {
-                    typedef decltype(kind) K;
-                    if constexpr (!K::DENSE) {
-                        Job<typename K::Stored, EXPERT_WIDTH> g, u;
-                        g.load_weights(gate.weights, own, step, lane);
-                        u.load_weights(up.weights, own, step, lane);
-                        g.load_row(args.codes[gate.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
-                        g.multiply(exact, step, lane);
-                        u.take_row(g);
-                        u.multiply(exact + TILES * at.exact_bytes / 4, step, lane);
-                    }
-                });
-                continue;
-            }
 #pragma unroll
             for (uint which = 0; which < 2; which++) {
                 const ExpertMatrix& m = which ? up : gate;
@@ -310,13 +332,13 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
     J job;
     if (warp < TILES * jobs)
         job.load_weights(m, min(first_tile + warp / jobs, last), warp % jobs * JOB_STEPS, lane);
+#pragma unroll 1
     for (uint tile = 0; tile < TILES; tile++)
         fetch_params<S, EXPERT_INNER>(smem + at.params_at + tile * at.param_bytes, m,
                                       min(first_tile + tile, last));
     copy_async_commit();
     // The shared expert's inputs were there before experts_hidden began, like the picks.
     if (share.list) wait_for_launches_before();
-    start_next_launch();
     float* parts = (float*)(smem + at.sums_at);
     float* exact = (float*)(smem + at.exact_at);
     float* out = share.list ? args.out : args.shared.out;
@@ -329,10 +351,9 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
         const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, pairs.count - 1)) * at.row_stride;
         for (uint i = warp; i < TILES * jobs; i += warps) {
             uint tile = i / jobs, step = i % jobs * JOB_STEPS;
-            if (TILES * jobs > warps && (i >= warps || first > 0))
+            if (i >= warps || first > 0)
                 job.load_weights(m, min(first_tile + tile, last), step, lane);
-            job.load_row(row, step, lane);
-            job.multiply(exact + tile * at.exact_bytes / 4, step, lane);
+            job.multiply_row(exact + tile * at.exact_bytes / 4, step, lane, row);
         }
         copy_async_wait<0>();
         __syncthreads();
@@ -358,10 +379,11 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS == 1 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(4))
     experts_down(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     __shared__ uint buffer[2 * SHARE_MAX];
+    start_next_launch();
     Share share;
     ExpertMatrix m;
     bool is_shared = blockIdx.y < args.shared.slots;
@@ -374,7 +396,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
         // launch begin only after that.
         if (!find_share(share, args, blockIdx.y - args.shared.slots, buffer, false)) {
             wait_for_launches_before();
-            start_next_launch();
             return;
         }
         __syncthreads();
@@ -386,7 +407,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 && KINDS ==
             down_block<typename K::Stored>(args, share, m.weights, smem);
         } else {
             wait_for_launches_before();
-            start_next_launch();
             uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
             for (uint first = 0; first < share.count; first += args.chunk) {
                 Rows pairs = {share.list + first, 1, 0, min(share.count - first, args.chunk)};

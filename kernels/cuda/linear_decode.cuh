@@ -4,8 +4,8 @@
 #pragma once
 #include "linear.cuh"
 
-// Rows of a launch: ROWS is 1 (one row), 8, 16 or 32.
-#define ROW_TILES (ROWS == 1 ? 1 : ROWS / 8)
+// Rows of a launch: ROWS is 1 (one row), 4, 8, 16 or 32.
+#define ROW_TILES ((ROWS + 7) / 8)
 #define ONE_ROW (ROWS == 1)
 
 // Codes of an input for one group length: halves [rows, cols], units and sums of codes [rows, groups].

@@ -79,14 +79,23 @@ struct Job {
                                                                : make_uint4(0, 0, 0, 0);
     }
 
-    // The row that another job has.
-    SHARED void take_row(const Job& other) {
-#pragma unroll
-        for (int i = 0; i < JOB_STEPS; i++) x[i][0] = other.x[i][0], x[i][1] = other.x[i][1];
-    }
-
     // Exact sums of the job's groups, to `exact` [group][row][16 outputs] of the tile.
     SHARED void multiply(float* exact, uint first, uint lane) {
+        multiply_codes(exact, first, lane, [&](int i, int t) { return x[i][t]; });
+    }
+
+    // The same with codes from `row`, the lane's row in shared memory: fewer registers.
+    SHARED void multiply_row(float* exact, uint first, uint lane, const uchar* row) {
+        row += first * STEP * 2 + lane % 4 * 16;
+        multiply_codes(exact, first, lane, [&](int i, int t) {
+            return WHOLE || 2 * (first + i) + t < UNITS ? *(const uint4*)(row + (2 * i + t) * 64)
+                                                        : make_uint4(0, 0, 0, 0);
+        });
+    }
+
+    // `codes(i, t)`: the lane's codes of unit t of step i.
+    template <class F>
+    SHARED void multiply_codes(float* exact, uint first, uint lane, F codes) {
         exact += first * STEP / S::GROUP * EXACT_WORDS;
         Exact<1> sums;
         sums.clear();
@@ -95,12 +104,13 @@ struct Job {
             if (!WHOLE && 2 * (first + i) >= UNITS) break;
             // Two steps overlap; more would want registers that keep other warps out.
             if (i == JOB_STEPS / 2) asm volatile("" ::: "memory");
-            multiply_unit<S, 0, 1>(sums, words[i], x[i]);
+            uint4 low = codes(i, 0), high = codes(i, 1);
+            multiply_unit<S, 0, 1>(sums, words[i], &low);
             if (S::GROUP == 32) {
                 put(exact + 2 * i * EXACT_WORDS, sums, lane);
                 if (!WHOLE && 2 * (first + i) + 1 >= UNITS) break;
             }
-            multiply_unit<S, 1, 1>(sums, words[i], x[i] + 1);
+            multiply_unit<S, 1, 1>(sums, words[i], &high);
             if (S::GROUP == 32) put(exact + (2 * i + 1) * EXACT_WORDS, sums, lane);
             if (S::GROUP == 64) put(exact + i * EXACT_WORDS, sums, lane);
             if (S::GROUP == 128 && i % 2 == 1) put(exact + i / 2 * EXACT_WORDS, sums, lane);
@@ -120,7 +130,8 @@ struct Job {
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                to[(2 * q + i % 2) * EXACT_STRIDE + g + i / 2 * 8] = joined(sums.low[0][i], sums.high[0][i]);
+                if (ROWS >= 8 || 2 * q + i % 2 < ROWS)
+                    to[(2 * q + i % 2) * EXACT_STRIDE + g + i / 2 * 8] = joined(sums.low[0][i], sums.high[0][i]);
         }
         sums.clear();
     }
@@ -169,6 +180,17 @@ SHARED void fetch_params(uchar* to, const Packed& m, uint tile) {
     const uchar* from = m.params + (ulong)tile * bytes;
 #pragma unroll 1
     for (uint at = threadIdx.x * 16; at < bytes; at += THREADS * 16) copy_async_16(to + at, from + at);
+}
+
+// Queues the copies of the rows' codes, by all threads: a row every `stride` bytes.
+template <int INPUTS>
+SHARED void stage_codes(uchar* to, uint stride, const InputCodes& in, const Rows& rows) {
+    const uint chunks = INPUTS / 8;
+#pragma unroll 1
+    for (uint i = threadIdx.x; i < (ONE_ROW ? 1 : rows.count) * chunks; i += THREADS) {
+        uint n = ONE_ROW ? 0 : i / chunks, chunk = i % chunks;
+        copy_async_16(to + n * stride + chunk * 16, in.codes + ((ulong)rows.row(n) * INPUTS + chunk * 8) * 2);
+    }
 }
 
 // Queues the copies of the rows' units and code sums, by all threads: [row][group] each.

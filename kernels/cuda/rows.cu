@@ -131,9 +131,10 @@ extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* del
     extern __shared__ __align__(16) float held[];
     __shared__ float lanes[256];
     float w[4], quad[4];
+    // The next launch asks for its weights meanwhile.
+    start_next_launch();
     load_quad(weight, 4 * threadIdx.x, width, w);
     wait_for_launches_before();
-    start_next_launch();
     ulong row = blockIdx.x, first = row * width;
     uint end = (width + 2047) / 2048 * 2048;
     for (uint at = 4 * threadIdx.x; at < width; at += 2048) {

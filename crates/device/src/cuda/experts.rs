@@ -23,6 +23,8 @@ const KINDS_MAX: usize = 8;
 const UNLISTED_MAX: usize = 256;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 64;
+/// Pairs that a block takes at a time: most experts have few, and few rows leave room for more blocks.
+const CHUNK: usize = 4;
 /// Up to this many rows the blocks choose the experts themselves, a warp a row.
 const ROUTED_ROWS_MAX: usize = 8;
 /// Tiles of experts: most have few rows.
@@ -275,7 +277,7 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
     let numbers: Vec<u32> = experts.kind.into_iter().chain(experts.form).collect();
     words.extend(numbers.chunks(2).map(|two| pair(two[0] as usize, two[1] as usize)));
     words.extend([pair(pairs, k), pair(experts.count, usize::from(pairs > UNLISTED_MAX))]);
-    let class = if rows == 1 || experts.hidden_places(8).bytes > SHARED_MAX { 1 } else { 8 };
+    let class = if rows == 1 || experts.hidden_places(CHUNK).bytes > SHARED_MAX { 1 } else { CHUNK };
     let (chunk, listed) = (rows.min(class), pairs > UNLISTED_MAX);
     let mut call = Call {
         words,
@@ -332,7 +334,7 @@ impl PackedExperts {
     /// Shared memory of `experts_hidden`: two matrices, each perhaps with units of its own.
     fn hidden_places(&self, class: usize) -> FewPlaces {
         let (_, tiles) = few_shape(self.width);
-        FewPlaces::of(&self.kinds, class, 2 * tiles, self.width, false)
+        FewPlaces::of(&self.kinds, class, [2 * tiles; 2], self.width, true)
     }
 }
 
@@ -347,7 +349,7 @@ fn lower_hidden(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
 /// The products with down, of hidden values that each block quantizes itself.
 fn lower_down(c: &mut Lowering<'_>, experts: &PackedExperts, call: &Call) {
     let (warps, tiles) = few_shape(experts.inner);
-    let places = FewPlaces::of(&experts.kinds, call.class, tiles, experts.inner, true);
+    let places = FewPlaces::of(&experts.kinds, call.class, [tiles; 2], experts.inner, true);
     let mut grid = grid(experts, call, experts.width, tiles);
     grid[1] += call.shared_slots as u32;
     push(c, experts, call, ("experts_down", grid), (warps, tiles), &places);

@@ -23,7 +23,12 @@ const WARPS_MIN: usize = 4;
 const SHARED_MAX: usize = 200 << 10;
 /// Most shared memory of a block of 1 to 8 rows; longer rows take the form for more rows.
 const FEW_BYTES_MAX: usize = 160 << 10;
-/// Matrices of more tiles than this stream better in whole slices, for up to [`STREAM_ROWS_MAX`] rows.
+/// Places of scales and of exact sums that a block of the streaming form uses in turn (linear.cu).
+const STREAM_RING: [usize; 2] = [3, 2];
+/// Its most blocks a multiprocessor, and what they share there.
+const STREAM_BLOCKS_MAX: usize = 4;
+const STREAM_BYTES: usize = 224 << 10;
+/// Mixed matrices of more tiles than this stream better in whole slices, for up to [`STREAM_ROWS_MAX`] rows.
 const STREAM_TILES: usize = 4096;
 const STREAM_ROWS_MAX: usize = 4;
 /// Up to this many rows a launch has the decode form.
@@ -196,20 +201,21 @@ pub(super) struct FewPlaces {
 }
 
 impl FewPlaces {
-    /// For `tiles` tiles of matrices of these kinds, by 1 row or up to 8; `staged`: room for the rows' codes.
-    pub(super) fn of(kinds: &[Kind], rows: usize, tiles: usize, cols: usize, staged: bool) -> Self {
+    /// For scales and exact sums of `tiles` tiles of matrices of these kinds, by 1 row or up to 8; `staged`: room for
+    /// the rows' codes.
+    pub(super) fn of(kinds: &[Kind], rows: usize, tiles: [usize; 2], cols: usize, staged: bool) -> Self {
         let groups = |kind: &Kind| kind.group().map_or(0, |group| cols / group);
         let most_groups = kinds.iter().map(groups).max().unwrap_or(0);
         // Rows that lanes read together lie in different banks.
         let row_stride = if staged { 2 * cols + 64 } else { 0 };
         let params_at = (rows * row_stride).next_multiple_of(16);
         let param_bytes = kinds.iter().map(|kind| groups(kind) * kind.group_bytes()).max().unwrap_or(0);
-        let units_at = params_at + tiles * param_bytes;
+        let units_at = params_at + tiles[0] * param_bytes;
         // Two inputs at most, each with units and sums.
         let exact_at = (units_at + 2 * rows * most_groups * 8).next_multiple_of(16);
         let exact_bytes = most_groups * 4 * if rows == 1 { 4 * TILE } else { 20 * rows };
-        let sums_at = exact_at + tiles * exact_bytes;
-        let bytes = sums_at + tiles * cols.div_ceil(SLICE) * rows * TILE * 4;
+        let sums_at = exact_at + tiles[1] * exact_bytes;
+        let bytes = sums_at + tiles[1] * cols.div_ceil(SLICE) * rows * TILE * 4;
         let unit_groups = most_groups;
         Self {
             unit_groups,
@@ -239,6 +245,29 @@ pub(super) fn few_shape(cols: usize) -> (usize, usize) {
     let jobs = cols.div_ceil(256);
     let tiles = (WARPS_MAX / jobs).max(1);
     ((tiles * jobs).min(2 * WARPS_MAX), tiles)
+}
+
+/// The streaming form of up to 8 rows: matrices of one kind, a job for every warp.
+struct Stream {
+    places: FewPlaces,
+    /// Blocks a multiprocessor.
+    blocks: usize,
+}
+
+impl Stream {
+    fn of(kinds: &[Kind], class: usize, cols: usize) -> Option<Self> {
+        let (warps, tiles) = few_shape(cols);
+        let &[kind] = kinds else { return None };
+        if kind.group().is_none() || class > 8 || tiles * cols.div_ceil(256) != warps {
+            return None;
+        }
+        let places = FewPlaces::of(kinds, class, STREAM_RING.map(|ring| ring * tiles), cols, true);
+        // Two jobs in registers: 64 are enough for codes of up to 4 bits.
+        let registers = if kind.bits() > 4 { 2 } else { 1 } * warps.div_ceil(WARPS_MAX);
+        let most = STREAM_BLOCKS_MAX / registers;
+        let blocks = most.min(STREAM_BYTES / (places.bytes + 1024)).max(1);
+        Some(Self { places, blocks })
+    }
 }
 
 /// Rows that a decode kernel is compiled for.
@@ -371,12 +400,17 @@ fn decode(
     let cols = input.width;
     let (slices, mut class) = (cols.div_ceil(SLICE), rows_class(rows));
     let (mut warps, mut tiles) = few_shape(cols);
-    let mut few = FewPlaces::of(&kinds, class, tiles, cols, false);
+    let stream = Stream::of(&kinds, class, cols);
+    let mut few = stream.as_ref().map_or_else(
+        || FewPlaces::of(&kinds, class, [tiles; 2], cols, false),
+        |stream| stream.places,
+    );
     if class > 8 || few.bytes > FEW_BYTES_MAX {
         class = class.max(16);
     }
     let all_tiles: usize = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(TILE)).sum();
-    let whole_slices = class > 8 || rows <= STREAM_ROWS_MAX && all_tiles > STREAM_TILES;
+    let stream = stream.filter(|_| class <= 8);
+    let whole_slices = class > 8 || stream.is_none() && rows <= STREAM_ROWS_MAX && all_tiles > STREAM_TILES;
     if whole_slices {
         few = FewPlaces::default();
         (warps, tiles) = block_shape(cols);
@@ -391,7 +425,8 @@ fn decode(
     });
     let mut words = vec![input.ptr];
     words.extend(input_words(&codes));
-    words.extend([pair(rows, cols), pair(targets.len(), slices)]);
+    words.extend([pair(rows, cols), pair(targets.len(), slices), 0]);
+    let blocks_at = words.len() - 1;
     words.extend(places.words());
     words.extend(few.words());
     let mut blocks = 0;
@@ -403,14 +438,21 @@ fn decode(
         let outputs = if matrix.kind.group().is_some() { tiles * TILE } else { 4 * warps };
         blocks += matrix.rows.div_ceil(outputs);
     }
-    words.resize(19 + 5 * MATRICES_MAX, 0);
+    words.resize(20 + 5 * MATRICES_MAX, 0);
+    words[blocks_at] = blocks as u64;
+    let mut kernel = kernel_of("linear.cu", "linear", &kinds)
+        .define("ROWS", class)
+        .define("WHOLE_SLICES", whole_slices as u32)
+        .define("COLS", cols)
+        .define("THREADS", 32 * warps)
+        .define("TILES", tiles);
+    if let Some(stream) = stream {
+        kernel = kernel.define("STREAM", 1).define("BLOCKS", stream.blocks);
+        // As many turns for each block as the card needs, and no more blocks than that takes.
+        blocks = blocks.div_ceil(blocks.div_ceil(c.processors() * stream.blocks));
+    }
     c.push(Launch {
-        kernel: kernel_of("linear.cu", "linear", &kinds)
-            .define("ROWS", class)
-            .define("WHOLE_SLICES", whole_slices as u32)
-            .define("COLS", cols)
-            .define("THREADS", 32 * warps)
-            .define("TILES", tiles),
+        kernel,
         grid: [blocks as u32, rows.div_ceil(class) as u32, 1],
         block: 32 * warps as u32,
         shared: if whole_slices { places.bytes } else { few.bytes } as u32,

@@ -48,7 +48,8 @@ impl Kind {
         (self.bits() > 0).then_some((self.0 >> 8) as usize)
     }
 
-    fn bits(self) -> usize {
+    /// Bits of a code; 0 for dense kinds.
+    pub(super) fn bits(self) -> usize {
         (self.0 & 15) as usize
     }
 

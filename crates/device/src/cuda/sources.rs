@@ -76,6 +76,8 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
             ("COLS", "2048"),
             ("THREADS", "256"),
             ("TILES", "1"),
+            ("STREAM", "1"),
+            ("BLOCKS", "4"),
             ("KINDS", "1"),
             ("KIND0", "16452"),
         ],
@@ -160,7 +162,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     (
         "experts.cu",
         &[
-            ("ROWS", "8"),
+            ("ROWS", "4"),
             ("EXPERT_WIDTH", "2048"),
             ("EXPERT_INNER", "512"),
             ("THREADS", "256"),

@@ -285,6 +285,21 @@ fn dense_and_mixed_matrices_equal_the_cpu() {
     assert_eq!(wrong, 0);
 }
 
+/// Matrices of one way of storing: more tiles than a small card has blocks for, so that blocks take several in turn.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn matrices_alike_equal_the_cpu() {
+    let mut random = Random(12);
+    let mut wrong = 0;
+    let scheme = |bits| Scheme { bits, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+    for (bits, outputs, cols) in [(4, 1700, 256), (8, 700, 256), (4, 150, 2048), (3, 70, 4096)] {
+        let matrices =
+            [grouped(&mut random, outputs, cols, scheme(bits)), grouped(&mut random, 33, cols, scheme(bits))];
+        wrong += check(&matrices, &[1, 3, 8], 13);
+    }
+    assert_eq!(wrong, 0);
+}
+
 /// Experts of one layer.
 struct Layer {
     gate: Vec<Matrix>,
