@@ -208,17 +208,6 @@ SHARED void fold_block(float (&held)[ROWS][GROUPS][2], Fold (&fold)[ROWS], const
     }
 }
 
-// Partial results of attention_spans: values [rows, heads, spans, 64 GROUPS], then maxima and sums [.., 2].
-struct Partial {
-    float* values;
-    float* folds;
-};
-
-// Place of a span's part; `row` counts rows_max per window.
-SHARED ulong part_at(const AttentionShape& shape, uint row, uint head, uint span) {
-    return ((ulong)row * shape.heads + head) * shape.spans + span;
-}
-
 // Writes the lane's dims of a vector, times a factor.
 SHARED void write_dims(const float (&held)[GROUPS][2], float factor, float* to, uint head_dim) {
     uint first = threadIdx.x / 32 * (8 * GROUPS) + threadIdx.x % 4 * 2;
@@ -240,9 +229,9 @@ extern "C" __global__ void __launch_bounds__(256)
     SpanRoom& room = *(SpanRoom*)memory;
     start_next_launch();
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = lane / 4, c = lane % 4;
-    const StepWindow window = step.windows[blockIdx.z];
-    uint tiles = tiles_of(shape, pool), first_row = blockIdx.y / tiles * ROWS,
-         first = blockIdx.x * SPAN_BLOCKS;
+    const StepWindow window = step.windows[shape.first_window + blockIdx.z];
+    uint tiles = tiles_of(shape, pool), row_at = blockIdx.y / tiles * ROWS, first = blockIdx.x * SPAN_BLOCKS;
+    uint first_row = shape.first_row + row_at;
     if (!is_small(window) || first_row >= window.rows) return wait_for_launches_before();
     Vectors vectors = vectors_of(shape, pool, blockIdx.y % tiles);
     StepRow row = step.rows[window.first + first_row];
@@ -295,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(256)
                        pool.head_dim);
             continue;
         }
-        uint at = blockIdx.z * shape.rows_max + first_row + i;
+        uint at = blockIdx.z * shape.rows_max + row_at + i;
         ulong part = part_at(shape, at, vectors.head + n, blockIdx.x);
         write_dims(held[i], 1.0f, partial.values + part * (64 * GROUPS), pool.head_dim);
         if (warp == 0 && c == 0)
@@ -325,12 +314,12 @@ extern "C" __global__ void __launch_bounds__(256)
     __shared__ float of_part[FOLD_SPANS], of_held[FOLD_SPANS], sums[FOLD_SPANS], tops[8], carried;
     start_next_launch();
     wait_for_launches_before();
-    const StepWindow window = step.windows[blockIdx.z];
-    uint at = blockIdx.y, head = blockIdx.x, t = threadIdx.x;
-    if (!is_small(window) || at >= window.rows) return;
+    const StepWindow window = step.windows[shape.first_window + blockIdx.z];
+    uint at = shape.first_row + blockIdx.y, head = blockIdx.x, t = threadIdx.x;
+    if (is_small(window) == (shape.long_chains != 0) || at >= window.rows) return;
     uint spans = step.rows[window.first + at].index / (KEYS * SPAN_BLOCKS) + 1;
     if (spans == 1) return;
-    ulong part = part_at(shape, blockIdx.z * shape.rows_max + at, head, 0);
+    ulong part = part_at(shape, blockIdx.z * shape.rows_max + blockIdx.y, head, 0);
     const float* values = partial.values + part * (64 * GROUPS) + t;
     float held = 0.0f, sum = 0.0f, top = NEGATIVE_INFINITY;
     for (uint first = 0; first < spans; first += FOLD_SPANS) {

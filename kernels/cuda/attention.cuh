@@ -208,9 +208,23 @@ SHARED float folded(const Factors& factors, float held, float part) {
 struct AttentionShape {
     uint heads;     // query heads
     uint spans;     // spans there is room for, per row and head
-    uint rows_max;  // rows of the longest window that attention_spans takes
+    uint rows_max;  // rows of a window that attention_spans takes in this launch
     float scale;    // the f32 nearest to log2(e)/sqrt(head_dim)
+    uint first_row, first_window;  // of this launch
+    uint long_chains;              // 1: the parts that attention_fold joins are those of long chains
+    uint pad;
 };
+
+// Parts of spans: values [rows, heads, spans, 64 GROUPS], then maxima and sums [.., 2].
+struct Partial {
+    float* values;
+    float* folds;
+};
+
+// Place of a span's part; `row` counts rows_max per window.
+SHARED ulong part_at(const AttentionShape& shape, uint row, uint head, uint span) {
+    return ((ulong)row * shape.heads + head) * shape.spans + span;
+}
 
 // Longer chains are attention_prompt's.
 #define SMALL_ROWS 16

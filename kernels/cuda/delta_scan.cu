@@ -88,39 +88,34 @@ SHARED void load_stage(Stage<STEPS>& stage, const Source& from, uint first, uint
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// A warp's walk: two units, the query of the token before, and where its outputs go.
+// A warp's walk: two units after the token before, that token's query, this token's key, and where the output of
+// the token before goes. A lane with bit 2 of l writes the second unit's.
 template <int STEPS>
 struct Walk {
     Unit<STEPS> state[PAIR];
-    float q[2 * STEPS];
+    float q[2 * STEPS], k[2 * STEPS];
     float* out;
     ulong stride;
-    bool writes[PAIR];
+    bool writes;
 };
 
-// Decays and recalls for this token (key k), and reads the output of the token before (query q) while the
-// sums of the recall wait for their trees. o and r of both columns; `decayed` is the state times g.
+// The trees over 16 lanes of both units' sums, two lanes of each here: lanes without bit 2 of l get the first
+// unit's, the others the second's.
+template <int DK>
+SHARED float trees_apart(float (&sum)[PAIR][2], uint key_dim, uint l) {
+#pragma unroll
+    for (int p = 0; p < PAIR; p++) pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum[p]);
+    float first = sum[0][0] + sum[0][1], second = sum[1][0] + sum[1][1];
+    bool upper = l & 4;
+    float own = (upper ? second : first) + __shfl_xor_sync(FULL, upper ? first : second, 16);
+    own = own + __shfl_xor_sync(FULL, own, 8);
+    return own + __shfl_xor_sync(FULL, own, 4);
+}
+
+// The output of both units for a query; which lanes get which as trees_apart has it.
 template <int STEPS, int DK>
-SHARED void read_and_recall(const Walk<STEPS>& walk, Unit<STEPS> (&decayed)[PAIR],
-                            const float (&k)[2 * STEPS], float g, uint key_dim, uint l, float (&o)[PAIR],
-                            float (&r)[PAIR]) {
-    float of_o[PAIR][2] = {}, of_r[PAIR][2] = {};
-#pragma unroll
-    for (int m = 0; m < STEPS; m++)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int p = 0; p < PAIR; p++)
-                if (exists<DK>(key_dim, l, m, c)) {
-                    float& s = decayed[p].s[2 * m + c];
-                    s = walk.state[p].s[2 * m + c] * g;
-                    of_r[p][c] = FMA(s, k[2 * m + c], of_r[p][c]);
-                }
-#pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, of_r[p]);
-        r[p] = tree_16(of_r[p][0], of_r[p][1]);
-    }
+SHARED float outputs(const Walk<STEPS>& walk, uint key_dim, uint l) {
+    float sum[PAIR][2] = {};
 #pragma unroll
     for (int m = 0; m < STEPS; m++)
 #pragma unroll
@@ -128,37 +123,50 @@ SHARED void read_and_recall(const Walk<STEPS>& walk, Unit<STEPS> (&decayed)[PAIR
 #pragma unroll
             for (int p = 0; p < PAIR; p++)
                 if (exists<DK>(key_dim, l, m, c))
-                    of_o[p][c] = FMA(walk.state[p].s[2 * m + c], walk.q[2 * m + c], of_o[p][c]);
-#pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, of_o[p]);
-        o[p] = tree_16(of_o[p][0], of_o[p][1]);
-    }
+                    sum[p][c] = FMA(walk.state[p].s[2 * m + c], walk.q[2 * m + c], sum[p][c]);
+    return trees_apart<DK>(sum, key_dim, l);
 }
 
-// One token of a stage; writes the output of the token before, if there is one. `column` of 32 is the first
-// unit's.
+// One token of a stage; writes the output of the token before, which is made while the sums of the recall wait for
+// their trees. `next_key` is the next token's, loaded ahead; `column` of 32 is the first unit's.
 template <int STEPS, int DK>
-SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& stage, uint t, uint key_dim, uint l,
-                       uint column, bool first) {
-    float k[2 * STEPS], o[PAIR], r[PAIR];
+SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& of, uint t, const float* next_key, uint key_dim,
+                       uint l, uint column, bool first) {
     Unit<STEPS> decayed[PAIR];
-    read_spread<STEPS>(k, stage.qk[t][1], l);
-    float2 gates = *(const float2*)stage.gates[t];
-    read_and_recall<STEPS, DK>(walk, decayed, k, gates.x, key_dim, l, o, r);
+    float next[2 * STEPS], sum[PAIR][2] = {}, r[PAIR];
+    float2 gates = *(const float2*)of.gates[t];
+    const float v[PAIR] = {of.v[t][column], of.v[t][column + 4]};
+#pragma unroll
+    for (int m = 0; m < STEPS; m++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int p = 0; p < PAIR; p++)
+                if (exists<DK>(key_dim, l, m, c)) {
+                    float s = walk.state[p].s[2 * m + c] * gates.x;
+                    decayed[p].s[2 * m + c] = s;
+                    sum[p][c] = FMA(s, walk.k[2 * m + c], sum[p][c]);
+                }
 #pragma unroll
     for (int p = 0; p < PAIR; p++) {
-        float d = (stage.v[t][column + 4 * p] - r[p]) * gates.y;
+        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum[p]);
+        r[p] = tree_16(sum[p][0], sum[p][1]);
+    }
+    float o = outputs<STEPS, DK>(walk, key_dim, l);
+    read_spread<STEPS>(next, next_key, l);
+    read_spread<STEPS>(walk.q, of.qk[t][0], l);
+    if (walk.writes && !first) *walk.out = o;
+    walk.out += walk.stride;
+#pragma unroll
+    for (int p = 0; p < PAIR; p++) {
+        float d = (v[p] - r[p]) * gates.y;
 #pragma unroll
         for (int i = 0; i < 2 * STEPS; i++)
-            if (exists<DK>(key_dim, l, i / 2, i % 2)) walk.state[p].s[i] = FMA(k[i], d, decayed[p].s[i]);
+            if (exists<DK>(key_dim, l, i / 2, i % 2))
+                walk.state[p].s[i] = FMA(walk.k[i], d, decayed[p].s[i]);
     }
-    read_spread<STEPS>(walk.q, stage.qk[t][0], l);
-    if (first) return;
 #pragma unroll
-    for (int p = 0; p < PAIR; p++)
-        if (walk.writes[p]) walk.out[4 * p] = o[p];
-    walk.out += walk.stride;
+    for (int i = 0; i < 2 * STEPS; i++) walk.k[i] = next[i];
 }
 
 // Grid [blocks of 8 units of one head, windows], THREADS threads.
@@ -184,13 +192,15 @@ SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const Del
     source.columns = min(32u, pool.value_dim - first_unit * 4);
     Walk<STEPS> walk = {};
     walk.stride = (ulong)pool.value_heads * pool.value_dim;
-    walk.out = in.out + window.first * walk.stride + head * pool.value_dim + first_unit * 4 + column;
+    uint own = column + (l & 4);
+    // One token before the first.
+    walk.out = in.out + window.first * walk.stride + head * pool.value_dim + first_unit * 4 + own - walk.stride;
+    walk.writes = l % 4 == 0 && own < source.columns;
     float* home[PAIR];
 #pragma unroll
     for (int p = 0; p < PAIR; p++) {
         home[p] = unit_at(pool, window.place, head, min(unit + p, units - 1));
         load_unit<STEPS>(walk.state[p], home[p]);
-        walk.writes[p] = l == 0 && column + 4 * p < source.columns;
     }
     for (uint s = 0; s < STAGES - 1; s++)
         load_stage<STEPS>(stages[s], source, s * TOKENS, window.rows, thread);
@@ -200,21 +210,23 @@ SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const Del
         load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, at + (STAGES - 1) * TOKENS,
                           window.rows, thread);
         const Stage<STEPS>& stage = stages[turn];
+        read_spread<STEPS>(walk.k, stage.qk[0][1], l);
         if (at + TOKENS <= window.rows) {
 #pragma unroll
             for (uint t = 0; t < TOKENS; t++)
-                walk_token<STEPS, DK>(walk, stage, t, pool.key_dim, l, column, at + t == 0);
+                walk_token<STEPS, DK>(walk, stage, t, stage.qk[min(t + 1, TOKENS - 1)][1], pool.key_dim, l,
+                                      column, at + t == 0);
         } else {
             for (uint t = 0; t < window.rows - at; t++)
-                walk_token<STEPS, DK>(walk, stage, t, pool.key_dim, l, column, at + t == 0);
+                walk_token<STEPS, DK>(walk, stage, t, stage.qk[min(t + 1, TOKENS - 1)][1], pool.key_dim, l,
+                                      column, at + t == 0);
         }
     }
+    float o = outputs<STEPS, DK>(walk, pool.key_dim, l);
+    if (walk.writes) *walk.out = o;
 #pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        float o = read_out<STEPS, DK>(walk.state[p], walk.q, pool.key_dim);
-        if (walk.writes[p]) walk.out[4 * p] = o;
+    for (int p = 0; p < PAIR; p++)
         if (unit + p < units) store_unit<STEPS>(walk.state[p], home[p]);
-    }
 }
 
 // Long launches do not let the next one start early: its waiting blocks would take from theirs.
@@ -223,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_prepare(DeltaPool pool, 
     prepare_row<DELTA_STEPS, DELTA_KEY_DIM>(pool, in, to);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
     wait_for_launches_before();
     scan_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);

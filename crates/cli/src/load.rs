@@ -93,6 +93,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
         image_tokens: sizes.image_tokens,
+        card: device::card(&args.device).is_some(),
     };
     let wish = Wish {
         config: &weights.config,
@@ -185,18 +186,19 @@ pub(crate) fn load_on(
     drop(progress);
     let loaded = Loaded { qwen, time: start.elapsed() };
     if output.verbose > 0 {
-        report(weights, &loaded, &settings, output)?;
+        report(weights, &loaded, &settings, &args.device, output)?;
     }
     Ok(loaded)
 }
 
 /// The start report.
-fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, output: &Output) -> Result {
+fn report(weights: &Weights, loaded: &Loaded, settings: &Settings, device: &str, output: &Output) -> Result {
     let plan = loaded.qwen.memory_plan();
     let line = |name: &str, text: String| output.note(&format!("{name:<8} {text}"));
     line("model", format!("{}  {}", weights.dir.display(), summary(weights)))?;
     line("device", loaded.qwen.device().name())?;
     line("memory", plan_line(plan, &held(weights, settings)))?;
+    line("", memory::held(&loaded.qwen, device))?;
     line(
         "context",
         format!("{} tokens, kv {}", settings.context, format!("{:?}", settings.kv).to_lowercase()),

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use model::qwen3_5::{Config, MemoryPlan, Settings};
+use model::qwen3_5::{Config, MemoryPlan, Qwen, Settings};
 
 use crate::args::{Ctx, MemoryLimit};
 use crate::error::{Exit, Failure, Result};
@@ -42,6 +42,21 @@ pub(crate) fn limit(wish: MemoryLimit, device: &str) -> Option<u64> {
         MemoryLimit::Bytes(bytes) => Some(bytes),
         MemoryLimit::Percent(percent) => free().map(|free| (free as f64 * percent / 100.0) as u64),
     }
+}
+
+/// What was planned for a loaded model, what its device holds now, and on a card all that is taken there, its own
+/// needs and other programs included.
+pub(crate) fn held(qwen: &Qwen, device: &str) -> String {
+    let now = qwen.device().memory();
+    let held = now.weights + now.kv + now.states + now.scratch;
+    let mut line =
+        format!("{} planned, {} held", table::bytes(qwen.memory_plan().total()), table::bytes(held));
+    let card = device::card(device).and_then(|ordinal| device::cuda::card_memory(ordinal).ok());
+    if let Some((free, total)) = card {
+        let taken = table::bytes(total.saturating_sub(free));
+        line += &format!("; {taken} of the card's {} taken", table::bytes(total));
+    }
+    line
 }
 
 /// What a run wants to fit into memory.

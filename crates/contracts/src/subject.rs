@@ -74,6 +74,7 @@ impl Sizes {
             logits_rows_max: self.rows_max,
             mtp: true,
             image_tokens: 0,
+            card: false,
         }
     }
 }

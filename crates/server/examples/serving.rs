@@ -92,6 +92,7 @@ fn model(args: &Args, vocabulary: usize) -> Result<Box<dyn Model>, Failed> {
             logits_rows_max: 256,
             mtp: false,
             image_tokens: 0,
+            card: false,
         };
         let checkpoint = Checkpoint::open(Path::new(DEMO))?;
         return Ok(Box::new(open(&checkpoint, device::open("cpu", cpu)?, settings, &mut |_, _| {})?));

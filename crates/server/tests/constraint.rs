@@ -49,6 +49,7 @@ fn demo(text: &TextSide) -> Handle {
         logits_rows_max: 64,
         mtp: true,
         image_tokens: 0,
+        card: false,
     };
     let cpu = device::open("cpu", CpuSettings { threads: 2, isa: Isa::detect() }).unwrap();
     let checkpoint = Checkpoint::open(dir()).unwrap();

@@ -68,6 +68,7 @@ impl Facts {
             logits_rows_max: 1,
             mtp: weights.parts.mtp,
             image_tokens: 0,
+            card: false,
         };
         let settings = settings.with_context(context);
         Self {

@@ -15,6 +15,11 @@ const SMALL_ROWS: usize = 16;
 /// Heads that a warp takes together, and rows of a block of the prompt kernel.
 const VECTORS: usize = 8;
 const PROMPT_ROWS: usize = 8;
+/// Rows of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its `Room`: query
+/// codes, K and V as halves twice, as bytes once, scales twice.
+const WARPGROUP_ROWS: usize = 16;
+const WARPGROUP_GROUPS: usize = 4;
+const WARPGROUP_ROOM: u32 = (65_536 + 2 * 65_536 + 32_768 + 2 * 5 * 64 * 4) as u32;
 /// Rows of a chain that share what is loaded of K and V.
 const SHARED_ROWS: usize = 4;
 /// Blocks a multiprocessor up to which rows of a chain do not share.
@@ -23,6 +28,11 @@ const BLOCKS_APART: usize = 2;
 const GROUP: usize = 64;
 /// Blocks of a span.
 const SPAN_BLOCKS: usize = 8;
+/// Keys of a span: partial results of attention are kept by span.
+pub const SPAN_TOKENS: usize = SPAN_BLOCKS * PAGE_TOKENS;
+/// Most bytes of partial results: windows and rows that would need more take turns. At 262,144 tokens it is
+/// enough for 15 rows of 16 heads of 256.
+pub const SPAN_BYTES_MAX: usize = 128 << 20;
 
 /// Everything the launches of one call share.
 struct Call {
@@ -37,6 +47,15 @@ struct Call {
     tiles: usize,
 }
 
+/// Rows of windows whose parts are kept together.
+#[derive(Clone, Copy)]
+struct Turn {
+    first_row: usize,
+    rows: usize,
+    first_window: usize,
+    windows: usize,
+}
+
 impl Call {
     fn kernel(&self, file: &'static str, name: &'static str) -> Kernel {
         Kernel::new(file, name)
@@ -44,43 +63,67 @@ impl Call {
             .define("DIGITS", self.pages.digits() as u32)
     }
 
-    /// The kernels' `AttentionShape`.
+    /// The `AttentionShape` of long chains.
+    fn long_words(&self, spans: usize, rows_max: usize) -> [u64; 4] {
+        let [first, second] = self.words(spans, rows_max);
+        [first, second, 0, 1]
+    }
+
+    /// The first words of the kernels' `AttentionShape`.
     fn words(&self, spans: usize, rows_max: usize) -> [u64; 2] {
         let pair = |low: usize, high: u32| low as u64 | (high as u64) << 32;
         [pair(self.shape.heads, spans as u32), pair(rows_max, self.scale.to_bits())]
     }
 
-    /// Small windows: a block for every span, then the spans of each row and head joined.
+    /// Small windows: a block for every span, then the spans of each row and head joined. Windows, and rows of
+    /// one, take turns where all their parts would not fit [`SPAN_BYTES_MAX`].
     fn spans(&self, c: &mut Lowering<'_>, rows_max: usize) -> Result {
         let shape = c.shape();
-        let words = self.words(shape.spans, rows_max);
-        let parts = shape.windows * rows_max * self.shape.heads * shape.spans;
-        let partial = match shape.spans {
-            0 | 1 => [0, 0],
-            _ => [
-                c.scratch("attention spans", 4 * parts * self.pages.groups() * GROUP)?,
-                c.scratch("attention folds", 8 * parts)?,
-            ],
-        };
-        let step = c.step();
-        let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
         // A tree's rows see different keys at the same index; and while there is room for a block of each row, they
         // are done sooner apart.
         let blocks = shape.spans * self.tiles * rows_max * shape.windows;
         let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.processors();
-        let rows = if apart { 1 } else { SHARED_ROWS };
+        let shared = if apart { 1 } else { SHARED_ROWS };
+        let of_row = self.shape.heads * shape.spans * 4 * (self.pages.groups() * GROUP + 2);
+        let together = if shape.spans > 1 { SPAN_BYTES_MAX / of_row } else { usize::MAX };
+        let rows = rows_max.min((together / shared * shared).max(shared));
+        let windows = (together / rows).clamp(1, shape.windows);
+        for first_window in (0..shape.windows).step_by(windows) {
+            for first_row in (0..rows_max).step_by(rows) {
+                let turn = Turn {
+                    first_row,
+                    rows: rows.min(rows_max - first_row),
+                    first_window,
+                    windows: windows.min(shape.windows - first_window),
+                };
+                self.spans_of(c, turn, shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spans_of(&self, c: &mut Lowering<'_>, turn: Turn, shared: usize) -> Result {
+        let shape = c.shape();
+        let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        let [first, second] = self.words(shape.spans, turn.rows);
+        let words = [first, second, pair(turn.first_row, turn.first_window), 0];
+        let parts = turn.windows * turn.rows * self.shape.heads * shape.spans;
+        let partial = if shape.spans > 1 { self.partial(c, parts)? } else { [0, 0] };
+        let step = c.step();
+        let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
         let args = head().words(&self.queries).ptr(self.out).words(&partial);
+        let grid = [shape.spans, self.tiles * turn.rows.div_ceil(shared), turn.windows];
         c.push(Launch {
-            kernel: self.kernel("attention.cu", "attention_spans").define("ROWS", rows),
-            grid: [shape.spans, self.tiles * rows_max.div_ceil(rows), shape.windows].map(|n| n as u32),
+            kernel: self.kernel("attention.cu", "attention_spans").define("ROWS", shared),
+            grid: grid.map(|n| n as u32),
             block: BLOCK,
-            shared: self.room(rows) as u32,
+            shared: self.room(shared) as u32,
             args,
         });
         if shape.spans > 1 {
-            let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", rows);
+            let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", shared);
             let args = head().ptr(self.out).words(&partial);
-            c.launch(kernel, [self.shape.heads, rows_max, shape.windows], BLOCK, args);
+            c.launch(kernel, [self.shape.heads, turn.rows, turn.windows], BLOCK, args);
         }
         Ok(())
     }
@@ -95,10 +138,58 @@ impl Call {
         of_rows + places_and_scales + SPAN_BLOCKS * 4 * VECTORS * groups * PAGE_TOKENS
     }
 
-    /// Long chains.
-    fn prompt(&self, c: &mut Lowering<'_>) {
+    /// Do warpgroups take long chains, and with how many spans apart? 0: each block of threads walks all spans.
+    fn warpgroup_spans(&self, c: &Lowering<'_>) -> Option<usize> {
+        let (of, shape) = (self.shape, c.shape());
+        let has_form = c.facts().capability == 90
+            && !c.plain_sums()
+            && (self.pages.digits(), of.head_dim) == (1, GROUP * WARPGROUP_GROUPS)
+            && (of.heads / of.kv_heads).is_multiple_of(VECTORS);
+        let blocks = shape.window_rows.div_ceil(WARPGROUP_ROWS) * self.tiles * shape.windows;
+        let fills = 4 * blocks > 3 * c.processors();
+        (has_form && fills).then_some(0)
+    }
+
+    /// Long chains by warpgroups.
+    fn warpgroups(&self, c: &mut Lowering<'_>, spans: usize) -> Result {
         let shape = c.shape();
-        let args = Args::new().step(&c.step()).words(&self.pages.words()).words(&self.words(0, 0));
+        let (rows, tiles) = (shape.window_rows, shape.window_rows.div_ceil(WARPGROUP_ROWS));
+        let partial = match spans {
+            0 => [0, 0],
+            _ => self.partial(c, shape.windows * rows * self.shape.heads * spans)?,
+        };
+        let step = c.step();
+        let words = self.long_words(spans, rows);
+        let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
+        let grid = [tiles, self.tiles * spans.max(1), shape.windows];
+        c.push(Launch {
+            kernel: self.kernel("attention_warpgroup.cu", "attention_warpgroup"),
+            grid: grid.map(|n| n as u32),
+            block: BLOCK,
+            shared: WARPGROUP_ROOM,
+            args: head().words(&self.queries).ptr(self.out).words(&partial),
+        });
+        if spans > 0 {
+            let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", 1);
+            let args = head().ptr(self.out).words(&partial);
+            c.launch(kernel, [self.shape.heads, rows, shape.windows], BLOCK, args);
+        }
+        Ok(())
+    }
+
+    /// The kernels' `Partial` for so many spans.
+    fn partial(&self, c: &mut Lowering<'_>, parts: usize) -> Result<[u64; 2]> {
+        let values = c.scratch("attention spans", 4 * parts * self.pages.groups() * GROUP)?;
+        Ok([values, c.scratch("attention folds", 8 * parts)?])
+    }
+
+    /// Long chains.
+    fn prompt(&self, c: &mut Lowering<'_>) -> Result {
+        if let Some(spans) = self.warpgroup_spans(c) {
+            return self.warpgroups(c, spans);
+        }
+        let shape = c.shape();
+        let args = Args::new().step(&c.step()).words(&self.pages.words()).words(&self.long_words(0, 0));
         let staged = self.pages.block_bytes();
         let held = self.pages.groups() * 8 * 2 * 4 * BLOCK as usize;
         let tiles = shape.window_rows.div_ceil(PROMPT_ROWS);
@@ -109,6 +200,7 @@ impl Call {
             shared: (2 * staged + held) as u32,
             args: args.words(&self.queries).ptr(self.out),
         });
+        Ok(())
     }
 }
 
@@ -138,7 +230,7 @@ pub(super) fn lower(
         call.spans(c, step.window_rows.min(most))?;
     }
     if long {
-        call.prompt(c);
+        call.prompt(c)?;
     }
     Ok(())
 }

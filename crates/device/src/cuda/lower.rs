@@ -261,7 +261,9 @@ impl<'a> Lowering<'a> {
         {
             return Ok(memory.ptr());
         }
-        let memory = DeviceMemory::zeros(self.driver, name, bytes.next_power_of_two())?;
+        // Steps of an eighth: few moves while steps grow, and little that is never used.
+        let step = (bytes.next_power_of_two() / 8).max(1 << 12);
+        let memory = DeviceMemory::zeros(self.driver, name, bytes.next_multiple_of(step))?;
         let address = memory.ptr();
         self.tables.outgrown.extend(self.tables.scratch.insert(name, memory));
         Ok(address)

@@ -37,6 +37,7 @@ mod tests;
 mod vision;
 mod warpgroup;
 
+pub use attention::{SPAN_BYTES_MAX, SPAN_TOKENS};
 pub use check::{ARCHS, KernelReport, compile_all};
 pub use exact::inexact_sums;
 

@@ -35,6 +35,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "kv.cu" => "cuda/kv.cu",
     "attention.cu" => "cuda/attention.cu",
     "attention_prompt.cu" => "cuda/attention_prompt.cu",
+    "attention_warpgroup.cu" => "cuda/attention_warpgroup.cu",
     "route.cu" => "cuda/route.cu",
 };
 

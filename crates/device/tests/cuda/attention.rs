@@ -111,6 +111,30 @@ fn attention_over_spans() {
     }
 }
 
+/// Long chains of the family's shape: over the edges of blocks and spans, two windows, inputs of every kind.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn long_chains_of_the_family() {
+    let mut pair = Pair::new();
+    for (at, kind) in KINDS.into_iter().enumerate() {
+        for scale in [1.0, 60.0] {
+            pair.same(&format!("long chains of {kind:?} rows, scale {scale}"), |device| {
+                let layer = Layer::new(device, FAMILY, KvForm::Int8, 24, 700);
+                let mut noise = Noise::new(at as u64 + 31);
+                let mut found = Vec::new();
+                for (rows, start, other) in [(490 - at, 0, 18), (40, 490 - at, 33), (17, 530 - at, 64)] {
+                    let mut inputs = layer.inputs(&mut noise, kind, rows + other);
+                    inputs.iter_mut().flatten().for_each(|x| *x = (*x * scale) as f32 as f64);
+                    let windows =
+                        vec![window(0, 0, rows, start, 0, true), window(1, rows, other, 0, 20, true)];
+                    found.extend(layer.run(device, windows, &inputs));
+                }
+                found
+            });
+        }
+    }
+}
+
 /// More spans than attention_fold takes at once.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]

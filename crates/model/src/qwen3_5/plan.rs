@@ -42,6 +42,8 @@ pub struct Settings {
     pub mtp: bool,
     /// Most tokens of a picture. 0 leaves the vision tower out.
     pub image_tokens: usize,
+    /// Whether a graphics card computes: it keeps codes beside activations, partial results, and its own code.
+    pub card: bool,
 }
 
 impl Settings {
@@ -92,9 +94,10 @@ impl MemoryPlan {
         let page = page_bytes(config, settings.kv, mtp);
         let state = state_bytes(config);
         let places = (settings.slots + settings.snapshots) as u64;
-        let states = places * state + settings.slots as u64 * kept_bytes(config);
+        let states = places * state + settings.slots as u64 * kept_bytes(config, settings.card);
         let rotary = settings.context as u64 * config.rope.dims as u64 * 4;
-        let scratch = rotary + scratch_bytes(config, settings, mtp) + tower_bytes(config, settings);
+        let card = if settings.card { card_bytes(config, settings) } else { 0 };
+        let scratch = rotary + scratch_bytes(config, settings, mtp) + tower_bytes(config, settings) + card;
         Self { weights, kv: settings.pages as u64 * page, page, states, state, scratch }
     }
 
@@ -161,10 +164,31 @@ pub(super) fn state_bytes(config: &Config) -> u64 {
     (layers * 4 * (config.delta.recurrent() + config.delta.conv())) as u64
 }
 
-/// Bytes of a draft window's kept inputs of one slot: convolution inputs, `a` and `b`, f32.
-fn kept_bytes(config: &Config) -> u64 {
-    let layers = config.layers_of(MixerKind::DeltaNet).count();
-    (layers * WINDOW_ROWS_MAX * 4 * (config.delta.channels() + 2 * config.delta.value_heads)) as u64
+/// Bytes of a draft window's kept inputs of one slot: convolution inputs, `a` and `b`, f32; on a card also the
+/// normed keys and the values.
+fn kept_bytes(config: &Config, card: bool) -> u64 {
+    let (layers, d) = (config.layers_of(MixerKind::DeltaNet).count(), config.delta);
+    let made = if card { d.key_heads * d.key_dim + d.value_heads * d.value_dim } else { 0 };
+    (layers * WINDOW_ROWS_MAX * 4 * (d.channels() + 2 * d.value_heads + made)) as u64
+}
+
+/// Bytes of uploads and of the code of a card's kernels, about.
+const CARD_FIXED: u64 = 96 << 20;
+
+/// Bytes that a card takes beside the buffers of a step.
+fn card_bytes(config: &Config, settings: &Settings) -> u64 {
+    let (a, d, rows) = (config.attention, config.delta, settings.rows_max as u64);
+    let (heads, values) = ((a.heads * a.head_dim) as u64, (d.value_heads * d.value_dim) as u64);
+    // Half codes of what matrices read, and a unit and a sum for each group of 64.
+    let codes = (2 * config.hidden + config.shared_width) as u64 + heads + values;
+    // Digits of queries; normed queries and keys of the delta rule, and its gates.
+    let digits = 2 * heads + 8 * (d.key_heads * d.key_dim + d.value_heads) as u64;
+    // Of each routed row: gate and up, their product for few rows, its codes.
+    let routed = (config.picks * config.expert_width) as u64 * 15;
+    let spans = settings.context.div_ceil(device::cuda::SPAN_TOKENS).next_power_of_two() as u64;
+    let parts = (settings.slots * WINDOW_ROWS_MAX) as u64 * spans * (heads + 2 * a.heads as u64) * 4;
+    let attention = parts.min(device::cuda::SPAN_BYTES_MAX as u64);
+    CARD_FIXED + rows * (codes * 17 / 8 + digits + routed) + attention
 }
 
 /// Bytes of everything the vision tower needs beside its weights.

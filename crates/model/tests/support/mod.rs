@@ -35,6 +35,7 @@ pub(crate) fn settings() -> Settings {
         logits_rows_max: 128,
         mtp: true,
         image_tokens: 0,
+        card: false,
     }
 }
 

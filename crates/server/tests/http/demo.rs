@@ -26,6 +26,7 @@ fn server() -> Server {
         logits_rows_max: 64,
         mtp: true,
         image_tokens: 64,
+        card: false,
     };
     let cpu = device::open("cpu", CpuSettings { threads: 2, isa: Isa::detect() }).unwrap();
     let checkpoint = Checkpoint::open(dir).unwrap();

@@ -86,6 +86,8 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
             }
             measured.cases.push(case);
         }
+        let device = load::named(&args.model.device, &weights);
+        output.note(&format!("memory   {}", memory::held(&loaded.qwen, &device)))?;
     }
     measured.peak = memory::peak();
     let device = load::named(&args.model.device, &weights);

@@ -107,6 +107,8 @@ pub(crate) struct Report {
     held: String,
     plan: Option<MemoryPlan>,
     free: Option<u64>,
+    /// On a card: planned and real bytes.
+    taken: Option<String>,
     backend: String,
     device: String,
     drafts: String,
@@ -143,6 +145,7 @@ impl Report {
             plan: None,
             held: load::held(weights, &sizes.model),
             free: memory::free(),
+            taken: None,
             backend: String::new(),
             device: String::new(),
             drafts: drafts(args.draft.draft, weights.parts.mtp),
@@ -157,8 +160,9 @@ impl Report {
     }
 
     /// Adds what the loaded model knows.
-    pub(crate) fn loaded(&mut self, qwen: &Qwen) {
+    pub(crate) fn loaded(&mut self, qwen: &Qwen, device: &str) {
         self.plan = Some(*qwen.memory_plan());
+        self.taken = device::card(device).map(|_| memory::held(qwen, device));
         self.device = qwen.device().name();
         let backend = |letter: &char| letter.is_ascii_alphanumeric();
         self.backend = self.device.chars().take_while(backend).collect();
@@ -182,6 +186,9 @@ impl Report {
             format!("contracts {} to {}", CONTRACTS[0], CONTRACTS[CONTRACTS.len() - 1]),
             format!("load     {:.1} s   {}", self.load.as_secs_f64(), self.tested()),
         ];
+        if let Some(taken) = &self.taken {
+            lines.insert(4, format!("         {taken}"));
+        }
         let room = LINES_MAX - lines.len() - 1;
         let shown = if self.notes.len() > room { room - 1 } else { self.notes.len() };
         lines.extend(self.notes[..shown].iter().map(|note| format!("note     {note}")));
