@@ -76,11 +76,26 @@ SHARED float conv_at(const StepTables& step, const StepPlace& place, const Delta
     return silu_exact(sum);
 }
 
-// Convolution of all rows, and silu of the norm's gate.
+// Decay and beta of a row.
+SHARED void gate_row(const StepPlace& place, const DeltaPool& pool, const StepInputs& in, const StepRoom& room,
+                     uint row) {
+    uint at = (place.window.first + row) * pool.value_heads + place.head;
+    Gates gates = gates_of(in.a[at], in.b[at], in.decay[place.head], in.dt_bias[place.head]);
+    room.g_beta[2 * row] = gates.g, room.g_beta[2 * row + 1] = gates.beta;
+    if (place.window.commit) return;
+    float* kept = kept_row(pool, place.window.place, row).gates;
+    kept[place.head] = gates.g, kept[pool.value_heads + place.head] = gates.beta;
+}
+
+// Convolution of all rows, silu of the norm's gate, and the rule's gates: all that waits for memory.
 SHARED void convolve(const StepTables& step, const StepPlace& place, const DeltaPool& pool, const StepInputs& in,
                      const StepRoom& room) {
-    uint wide = place.wide, dim = pool.value_dim;
-    for (uint i = threadIdx.x; i < place.window.rows * (wide + dim); i += blockDim.x) {
+    uint wide = place.wide, dim = pool.value_dim, values = place.window.rows * (wide + dim);
+    for (uint i = threadIdx.x; i < values + place.window.rows; i += blockDim.x) {
+        if (i >= values) {
+            gate_row(place, pool, in, room, i - values);
+            continue;
+        }
         uint row = i / (wide + dim), at = i % (wide + dim), of = place.window.first + row;
         if (at >= wide) {
             uint j = at - wide;
@@ -92,29 +107,19 @@ SHARED void convolve(const StepTables& step, const StepPlace& place, const Delta
         if (at < 2 * pool.key_dim && !place.first_of_key) continue;
         ulong to = (ulong)of * place.channels + place.channel(pool, at);
         in.mixed[to] = y;
-        if (!place.window.commit)
-            kept_row(pool, place.window.place, row).conv[place.channel(pool, at)] = in.x[to];
+        if (place.window.commit) continue;
+        KeptRow kept = kept_row(pool, place.window.place, row);
+        kept.conv[place.channel(pool, at)] = in.x[to];
+        if (at >= 2 * pool.key_dim) kept.values[place.head * dim + at - 2 * pool.key_dim] = y;
     }
 }
 
-// Normalized query and key, and gates of a row, by three warps.
+// Normalized query and key of a row, by two warps.
 SHARED void prepare(const StepPlace& place, const DeltaPool& pool, const StepInputs& in, const StepRoom& room,
                     uint job) {
-    uint row = job / 3, lane = threadIdx.x % 32, l = lane / 4, dim = pool.key_dim;
+    uint row = job / 2, lane = threadIdx.x % 32, l = lane / 4, dim = pool.key_dim;
     const uint steps = DELTA_STEPS;
-    if (job % 3 == 2) {
-        uint at = (place.window.first + row) * pool.value_heads + place.head;
-        Gates gates = gates_of(in.a[at], in.b[at], in.decay[place.head], in.dt_bias[place.head]);
-        if (lane == 0) room.g_beta[2 * row] = gates.g, room.g_beta[2 * row + 1] = gates.beta;
-        if (place.window.commit) return;
-        KeptRow kept = kept_row(pool, place.window.place, row);
-        if (lane == 0)
-            kept.gates[place.head] = gates.g, kept.gates[pool.value_heads + place.head] = gates.beta;
-        for (uint j = lane; j < pool.value_dim; j += 32)
-            kept.values[place.head * pool.value_dim + j] = room.raw[row * place.wide + 2 * dim + j];
-        return;
-    }
-    uint is_key = job % 3;
+    uint is_key = job % 2;
     float x[2 * steps];
     load_spread<DELTA_STEPS, DELTA_KEY_DIM>(x, room.raw + row * place.wide + is_key * dim, dim);
     l2_normalize<DELTA_STEPS>(x, is_key ? 1.0f : in.q_scale);
@@ -171,7 +176,10 @@ SHARED void advance(const StepPlace& place, const DeltaPool& pool, const StepInp
                     bool last) {
     const StepWindow& window = place.window;
     float* state = pool.conv + (ulong)window.place * HISTORY * place.channels;
-    for (uint i = threadIdx.x; i < HISTORY * place.wide; i += blockDim.x) {
+    // Warps that prepare nothing, if there are some.
+    uint busy = 64 * window.rows < blockDim.x ? 64 * window.rows : 0;
+    if (threadIdx.x < busy) return;
+    for (uint i = threadIdx.x - busy; i < HISTORY * place.wide; i += blockDim.x - busy) {
         uint tap = i / place.wide, at = i % place.wide, channel = place.channel(pool, at);
         if (at < 2 * pool.key_dim && !last) continue;
         int row = (int)(window.rows + tap) - HISTORY;
@@ -226,14 +234,15 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (4 * lane + j < pool.value_dim) weight[j] = in.weight[4 * lane + j];
     __syncthreads();
     wait_for_launches_before();
-    // All of this block's reads of the state are done.
-    if (threadIdx.x == 0 && window.commit) {
-        __threadfence();
-        last = atomicInc(in.readers + blockIdx.y * pool.key_heads + place.key_head, share - 1) == share - 1;
-    }
+    // All of this block's reads of the state are done: their values lie in shared memory.
+    uint before = 0;
+    if (threadIdx.x == 0 && window.commit)
+        before = atomicInc(in.readers + blockIdx.y * pool.key_heads + place.key_head, share - 1);
     convolve(step, place, pool, in, room);
+    if (threadIdx.x == 0) last = before == share - 1;
     __syncthreads();
-    for (uint job = warp; job < 3 * window.rows; job += blockDim.x / 32) prepare(place, pool, in, room, job);
+    for (uint job = warp; job < 2 * window.rows; job += blockDim.x / 32) prepare(place, pool, in, room, job);
+    if (window.commit) advance(place, pool, in, room, last != 0);
     __syncthreads();
     for (uint row = 0; row < window.rows; row++) {
         // A tree row starts from its parent's state: the committed one, advanced along the path.
@@ -246,10 +255,9 @@ extern "C" __global__ void __launch_bounds__(1024)
         float o = rule_step(state, place, pool, room, row);
         if (lane < 4) room.out[row * pool.value_dim + warp * 4 + lane] = o;
     }
+    // The states go out while the norm is made.
+    if (window.commit) store_unit<DELTA_STEPS>(state, home);
     __syncthreads();
     for (uint row = warp; row < window.rows; row += blockDim.x / 32)
         norm_row(place, pool, in, room, weight, row);
-    if (!window.commit) return;
-    store_unit<DELTA_STEPS>(state, home);
-    advance(place, pool, in, room, last != 0);
 }

@@ -33,6 +33,9 @@ const STREAM_TILES: usize = 4096;
 const STREAM_ROWS_MAX: usize = 4;
 /// Up to this many rows a launch has the decode form.
 const DECODE_ROWS_MAX: usize = 32;
+/// Of matrices of more tiles, more rows than these are done sooner by warpgroups already.
+const WARPGROUP_ROWS_MIN: usize = 16;
+const WARPGROUP_TILES_MIN: usize = 512;
 /// Warps along the rows of a tile of the prompt form.
 const TILE_WARPS: usize = 2;
 /// Blocks of a repair along the outputs: most have nothing to do.
@@ -295,7 +298,12 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
     let input = c.plane(x);
     let targets: Vec<(Arc<PackedMatrix>, PlaneRef)> =
         to.iter().map(|&(matrix, out)| (c.matrix(matrix), c.output(out))).collect();
-    if rows <= DECODE_ROWS_MAX {
+    let tiles: usize = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(TILE)).sum();
+    let wide = |(matrix, _): &(Arc<PackedMatrix>, PlaneRef)| {
+        matrix.kind == targets[0].0.kind && matrix.place.tame && warpgroup::has_form(c, matrix.kind)
+    };
+    let early = rows > WARPGROUP_ROWS_MIN && tiles > WARPGROUP_TILES_MIN && targets.iter().all(wide);
+    if rows <= DECODE_ROWS_MAX && !early {
         return targets.chunks(MATRICES_MAX).try_for_each(|targets| decode(c, x, input, rows, targets));
     }
     for kind in kinds_of(targets.iter().map(|(matrix, _)| matrix.kind)) {
