@@ -82,7 +82,7 @@ impl Call {
         // A tree's rows see different keys at the same index; and while there is room for a block of each row, they
         // are done sooner apart.
         let blocks = shape.spans * self.tiles * rows_max * shape.windows;
-        let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.processors();
+        let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.facts().processors as usize;
         let shared = if apart { 1 } else { SHARED_ROWS };
         let of_row = self.shape.heads * shape.spans * 4 * (self.pages.groups() * GROUP + 2);
         let together = if shape.spans > 1 { SPAN_BYTES_MAX / of_row } else { usize::MAX };
@@ -146,7 +146,7 @@ impl Call {
             && (self.pages.digits(), of.head_dim) == (1, GROUP * WARPGROUP_GROUPS)
             && (of.heads / of.kv_heads).is_multiple_of(VECTORS);
         let blocks = shape.window_rows.div_ceil(WARPGROUP_ROWS) * self.tiles * shape.windows;
-        let fills = 4 * blocks > 3 * c.processors();
+        let fills = 4 * blocks > 3 * c.facts().processors as usize;
         (has_form && fills).then_some(0)
     }
 

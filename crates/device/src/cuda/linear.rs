@@ -258,13 +258,17 @@ struct Stream {
 }
 
 impl Stream {
-    fn of(kinds: &[Kind], class: usize, cols: usize) -> Option<Self> {
+    /// `None` where the form is not for these matrices, or takes more than `shared_max` bytes of shared memory.
+    fn of(kinds: &[Kind], class: usize, cols: usize, shared_max: usize) -> Option<Self> {
         let (warps, tiles) = few_shape(cols);
         let &[kind] = kinds else { return None };
         if kind.group().is_none() || class > 8 || tiles * cols.div_ceil(256) != warps {
             return None;
         }
         let places = FewPlaces::of(kinds, class, STREAM_RING.map(|ring| ring * tiles), cols, true);
+        if places.bytes > shared_max.min(FEW_BYTES_MAX) {
+            return None;
+        }
         // Two jobs in registers: 64 are enough for codes of up to 4 bits.
         let registers = if kind.bits() > 4 { 2 } else { 1 } * warps.div_ceil(WARPS_MAX);
         let most = STREAM_BLOCKS_MAX / registers;
@@ -408,11 +412,10 @@ fn decode(
     let cols = input.width;
     let (slices, mut class) = (cols.div_ceil(SLICE), rows_class(rows));
     let (mut warps, mut tiles) = few_shape(cols);
-    let stream = Stream::of(&kinds, class, cols);
-    let mut few = stream.as_ref().map_or_else(
-        || FewPlaces::of(&kinds, class, [tiles; 2], cols, false),
-        |stream| stream.places,
-    );
+    let stream = Stream::of(&kinds, class, cols, c.facts().shared_max as usize);
+    let mut few = stream
+        .as_ref()
+        .map_or_else(|| FewPlaces::of(&kinds, class, [tiles; 2], cols, false), |stream| stream.places);
     if class > 8 || few.bytes > FEW_BYTES_MAX {
         class = class.max(16);
     }
@@ -457,7 +460,7 @@ fn decode(
     if let Some(stream) = stream {
         kernel = kernel.define("STREAM", 1).define("BLOCKS", stream.blocks);
         // As many turns for each block as the card needs, and no more blocks than that takes.
-        blocks = blocks.div_ceil(blocks.div_ceil(c.processors() * stream.blocks));
+        blocks = blocks.div_ceil(blocks.div_ceil(c.facts().processors as usize * stream.blocks));
     }
     c.push(Launch {
         kernel,

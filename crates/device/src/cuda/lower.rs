@@ -138,11 +138,6 @@ impl<'a> Lowering<'a> {
         self.shape
     }
 
-    /// Multiprocessors of the card.
-    pub(super) fn processors(&self) -> usize {
-        self.driver.facts().processors as usize
-    }
-
     /// The step tables, for [`Args::step`].
     pub(super) fn step(&self) -> StepAddresses {
         self.step
