@@ -1,7 +1,7 @@
 // The built-in page in a real browser, on the built program and the demo model.
 
 import assert from 'node:assert/strict';
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, readFileSync } from 'node:fs';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
@@ -409,6 +409,53 @@ describe('settings', () => {
       assert.equal(picture.image_url.url, `data:image/png;base64,${DOT}`);
       assert.deepEqual(text, { type: 'text', text: 'What is it?' });
       assert.equal(await count(page, '.bubble img'), 1);
+    }));
+});
+
+describe('pictures', () => {
+  /** Offers a picture of the question set to the page as a person would: `drop` or `paste`. */
+  const offer = (page, name, by) => {
+    const file = new URL(`../../models/demo/eval/images/${name}`, import.meta.url);
+    const base64 = readFileSync(file).toString('base64');
+    return page.evaluate(
+      ([name, base64, by]) => {
+        const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], name, { type: 'image/png' }));
+        const options = { bubbles: true, cancelable: true };
+        const event =
+          by === 'drop'
+            ? new DragEvent('drop', { dataTransfer: data, ...options })
+            : new ClipboardEvent('paste', { clipboardData: data, ...options });
+        document.querySelector('#prompt').dispatchEvent(event);
+      },
+      [name, base64, by],
+    );
+  };
+
+  test('dropped and pasted ones are shown and answered by the model', () =>
+    onPage(async (page) => {
+      await ready(page);
+      await setting(page, { thinking: 'off' });
+      await offer(page, 'dev-280-0.png', 'drop');
+      await page.waitForSelector('.thumb img');
+      const drawn = () =>
+        page.locator('.thumb img').evaluate((image) => image.complete && image.naturalWidth > 0);
+      assert.equal(await drawn(), true, 'the thumbnail shows the picture');
+      assert.match(await chat(page, 'What is in the picture, and how many?'), /There are 6 green crosses\./);
+      assert.equal(await count(page, '.thumb'), 0, 'the composer is empty again');
+      assert.equal(await count(page, '.bubble img'), 1);
+      await page.keyboard.press('Alt+KeyN');
+      await offer(page, 'dev-248-0.png', 'paste');
+      await page.waitForSelector('.thumb img');
+      assert.match(await chat(page, 'Which digit is in the picture?'), /The digit is 5\./);
+      await offer(page, 'dev-280-0.png', 'drop');
+      await page.waitForSelector('.thumb img');
+      await page.fill('#prompt', 'What is in the picture, and how many?');
+      await page.screenshot({ path: `${SHOTS}/pictures.png` });
+      await page.reload();
+      await ready(page);
+      assert.equal(await count(page, '.bubble img'), 1, 'a picture is kept with its conversation');
     }));
 });
 

@@ -478,7 +478,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Eval {
     /// The exactness contracts on this machine and model: exit code 7 if one does not hold
     Exact(ExactArgs),
-    /// Questions about pictures, alone and in company, plain and drafted: exit code 7 if replies differ or
+    /// Questions about pictures, alone and in company, plain and drafted: exit code 7 if replies differ, 8 if
     /// too few are right
     Vision(VisionEvalArgs),
 }

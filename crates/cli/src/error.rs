@@ -28,6 +28,8 @@ pub(crate) enum Exit {
     Network = 6,
     /// Things that must be equal differ.
     Mismatch = 7,
+    /// An evaluation came out below what was asked for.
+    Gate = 8,
     /// Ctrl-C.
     Interrupted = 130,
 }
@@ -43,6 +45,7 @@ impl Exit {
             Self::Device => "--device cpu always works",
             Self::Network => "check the address, and that the server runs",
             Self::Mismatch => "this must not happen: keep the command and the model's name for a report",
+            Self::Gate => "-v shows which replies were wrong",
             Self::Interrupted => "start it again",
         }
     }

@@ -209,7 +209,7 @@ fn verdict(runs: &[Run], least: usize) -> Result {
     match runs.iter().map(|run| run.marks.total()[1]).min() {
         Some(right) if right < least => {
             let message = format!("{right} replies are right, at least {least} expected");
-            Err(Failure::new(Exit::Mismatch, message).hint("-v shows the others"))
+            Err(Failure::new(Exit::Gate, message))
         }
         _ => Ok(()),
     }
