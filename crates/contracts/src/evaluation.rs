@@ -6,8 +6,8 @@ use std::path::Path;
 use model::{ModelError, PAGE_TOKENS};
 use serde_json::Value;
 use text::{
-    ChatTemplate, End, GenerationDefaults, History, LateSystem, Message, RenderOptions, Reply, ReplyOptions,
-    RequestError, Specials, THINK_CLOSE, TextError, Tokenizer, Tool,
+    ChatTemplate, End, GenerationDefaults, History, LateSystem, Message, RenderOptions, Rendered, Reply,
+    ReplyOptions, RequestError, Specials, THINK_CLOSE, TextError, Tokenizer, Tool,
 };
 
 use crate::lane::{draw_at, greedy};
@@ -114,6 +114,13 @@ impl Item {
         self.messages.as_array().is_some_and(|messages| messages.iter().any(parts))
     }
 
+    /// Files of the question's pictures, in order.
+    pub fn pictures(&self) -> Vec<&str> {
+        let messages = self.messages.as_array().into_iter().flatten();
+        let parts = messages.flat_map(|message| message["content"].as_array().into_iter().flatten());
+        parts.filter_map(|part| part["image_url"]["url"].as_str()).collect()
+    }
+
     /// Whether a reply is right. `closed` says whether a thinking block that was opened has ended.
     pub fn is_right(&self, reply: &Reply, closed: bool) -> bool {
         if self.thinking && (!closed || reply.reasoning.trim().is_empty()) {
@@ -188,14 +195,19 @@ impl Asker {
 
     /// Ids of a question's prompt, and whether the reply begins inside thinking.
     pub fn prompt(&self, item: &Item) -> Result<(Vec<u32>, bool), EvalError> {
+        let rendered = self.render(item)?;
+        Ok((rendered.ids, rendered.in_reasoning))
+    }
+
+    /// A question's prompt, one place for each of its pictures.
+    pub fn render(&self, item: &Item) -> Result<Rendered, EvalError> {
         let history = History::new(Message::parse_all(&item.messages)?, LateSystem::default())?;
         let options = RenderOptions {
             tools: Tool::parse_all(&item.tools)?,
             enable_thinking: Some(item.thinking),
             ..RenderOptions::default()
         };
-        let rendered = self.template.render(&self.tokenizer, &history, &options)?;
-        Ok((rendered.ids, rendered.in_reasoning))
+        Ok(self.template.render(&self.tokenizer, &history, &options)?)
     }
 
     /// Asks one question, greedily.

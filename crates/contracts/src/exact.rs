@@ -2,8 +2,8 @@
 
 use engine::Engine;
 
-use crate::contracts::{self, Signature};
-use crate::{Contract, Error, Outcome, Runner, Sizes, Subject, random_text};
+use crate::contracts;
+use crate::{Album, Contract, Error, Outcome, Runner, Sizes, Subject, random_text};
 
 /// Least tokens of the text.
 const TOKENS_MIN: usize = 70;
@@ -40,6 +40,7 @@ impl Exact<'_> {
 
     fn parts(&self) -> usize {
         contracts::ALONE.len()
+            + 1
             + usize::from(self.moved)
             + 1
             + usize::from(self.replies)
@@ -62,7 +63,7 @@ pub fn exact(exact: &Exact<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Ve
     };
     let mut outcomes = rows(exact, &text, &mut step)?;
     outcomes.extend(replies(exact, &text, &mut step)?);
-    outcomes.push(devices(exact, &text, &mut step)?);
+    outcomes.extend(devices(exact, &text, &mut step)?);
     outcomes.sort_by_key(|outcome| outcome.contract);
     Ok(outcomes)
 }
@@ -76,6 +77,8 @@ fn rows(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Vec<O
         outcomes.push(contract(&mut runner, text)?);
         step();
     }
+    outcomes.extend(contracts::pictured(&mut Runner::new(runner.model), text)?);
+    step();
     if exact.moved {
         let mut other = exact.subject.open(exact.sizes())?;
         outcomes.push(contracts::moved(&mut runner, &mut Runner::new(&mut *other), text)?);
@@ -88,11 +91,18 @@ fn rows(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Vec<O
 fn replies(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Vec<Outcome>, Error> {
     let model = exact.subject.open(exact.reply_sizes())?;
     let settings = engine::Settings::new(model.spec().vocabulary, Vec::new());
+    let album = model.image_spec().map(|spec| Album::new(&spec));
+    let album = album.as_ref();
     let handle = Engine::start(model, settings)?;
-    let mut outcomes = vec![contracts::streams(&handle, text, exact.streams)?];
+    // With a vision tower the texts of streams have pictures in them.
+    let shown = album.map_or(text.to_vec(), |album| album.place(text));
+    let mut outcomes = vec![contracts::streams(&handle, &shown, album, exact.streams)?];
     step();
     if exact.replies {
-        outcomes.extend(contracts::served(&handle, text)?);
+        outcomes.extend(contracts::served(&handle, text, None)?);
+        if album.is_some() {
+            outcomes.extend(contracts::served(&handle, &shown, album)?);
+        }
         step();
     }
     handle.stop("all contracts are checked");
@@ -100,17 +110,24 @@ fn replies(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Ve
 }
 
 /// The subject against the same weights elsewhere.
-fn devices(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Outcome, Error> {
+fn devices(exact: &Exact<'_>, text: &[u32], step: &mut dyn FnMut()) -> Result<Vec<Outcome>, Error> {
     let sizes = Sizes { slots: 3, snapshots: 2, ..exact.sizes() };
-    let mut sign = |subject: &dyn Subject| -> Result<(String, Signature), Error> {
+    let mut signatures = Vec::new();
+    let mut pictured = Vec::new();
+    let others = exact.others.iter().map(|other| &**other);
+    for subject in std::iter::once(exact.subject).chain(others) {
         let mut model = subject.open(sizes)?;
-        let signature = contracts::signature(&mut Runner::new(&mut *model), text)?;
+        let mut runner = Runner::new(&mut *model);
+        signatures.push((subject.name(), contracts::signature(&mut runner, text)?));
+        if let Some(signature) = contracts::pictured_signature(&mut runner, text)? {
+            pictured.push((subject.name(), signature));
+        }
         step();
-        Ok((subject.name(), signature))
-    };
-    let mut signatures = vec![sign(exact.subject)?];
-    for other in exact.others {
-        signatures.push(sign(&**other)?);
     }
-    Ok(contracts::same_bits(&signatures, Contract::Devices, "devices, instruction sets, threads"))
+    let mut outcomes =
+        vec![contracts::same_bits(&signatures, Contract::Devices, "devices, instruction sets, threads")];
+    if pictured.len() > 1 {
+        outcomes.push(contracts::same_bits(&pictured, Contract::Devices, "the same with pictures"));
+    }
+    Ok(outcomes)
 }

@@ -1,7 +1,13 @@
 //! Driving a model by hand: sequences with pages of their own, and the bits of the logits they give.
 
+use std::sync::Arc;
+
 use device::Row;
-use model::{Draw, Drawn, Logits, Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec, Window};
+use model::{
+    Draw, Drawn, Features, ImageRow, Logits, Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec, Window,
+};
+
+use crate::album::{Album, encode, image_of, row_at};
 
 /// The bits of one row of logits. NaN payloads and signs are not part of them (`docs/arithmetic.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +83,9 @@ pub fn deal(spec: &Spec) -> Vec<Lane> {
     (0..spec.slots).map(lane).collect()
 }
 
-/// Text rows from token index `start` on.
-pub fn text_rows_at(ids: &[u32], start: usize) -> Vec<Row> {
-    let row = |(at, id): (usize, &u32)| Row { token: Some(*id), position: [(start + at) as u32; 3] };
-    ids.iter().enumerate().map(row).collect()
+/// Rows from token index `start` on.
+pub fn rows_at(ids: &[u32], start: usize) -> Vec<Row> {
+    ids.iter().zip(start..).map(|(id, at)| row_at(*id, at)).collect()
 }
 
 impl Lane {
@@ -89,7 +94,7 @@ impl Lane {
         Window {
             slot: self.slot,
             start: self.length,
-            rows: text_rows_at(ids, self.length),
+            rows: rows_at(ids, self.length),
             pages: self.pages.clone(),
             parents: None,
             commit: true,
@@ -102,9 +107,9 @@ impl Lane {
         let mut window = Window { commit: false, ..self.chunk(ids, Logits::All) };
         let Some(parents) = parents else { return window };
         let mut depths: Vec<usize> = Vec::with_capacity(ids.len());
-        for (row, parent) in window.rows.iter_mut().zip(parents) {
+        for ((row, id), parent) in window.rows.iter_mut().zip(ids).zip(parents) {
             let depth = parent.map_or(0, |parent| depths[parent as usize] + 1);
-            row.position = [(self.length + depth) as u32; 3];
+            *row = row_at(*id, self.length + depth);
             depths.push(depth);
         }
         window.parents = Some(parents.to_vec());
@@ -145,6 +150,8 @@ pub struct Runner<'a> {
     /// The model.
     pub model: &'a mut dyn Model,
     values: Vec<f32>,
+    /// Image rows that ids stand for: features of a picture, and a row of them.
+    images: Vec<(Arc<Features>, usize)>,
 }
 
 type Result<T> = std::result::Result<T, ModelError>;
@@ -153,7 +160,31 @@ impl<'a> Runner<'a> {
     /// Takes a model.
     pub fn new(model: &'a mut dyn Model) -> Self {
         let values = vec![0.0; model.spec().vocabulary];
-        Self { model, values }
+        Self { model, values, images: Vec::new() }
+    }
+
+    /// From here on ids from [`crate::IMAGE_ID`] on stand for the rows of these pictures.
+    pub fn show(&mut self, album: &Album) -> Result<()> {
+        let features = encode(self.model, album.pictures(), usize::MAX)?;
+        let rows =
+            |features: Arc<Features>| (0..features.rows()).map(move |row| (Arc::clone(&features), row));
+        self.images = features.into_iter().flat_map(rows).collect();
+        Ok(())
+    }
+
+    /// The bits of the image rows shown.
+    pub(crate) fn image_bits(&self) -> impl Iterator<Item = RowBits> {
+        self.images.iter().map(|(features, row)| row_bits(features.row(*row)))
+    }
+
+    fn step(&mut self, windows: &[Window]) -> Result<usize> {
+        let rows = windows.iter().flat_map(|window| &window.rows).enumerate();
+        let images = rows.filter(|(_, row)| row.token.is_none()).map(|(row, of)| {
+            let (features, at) = &self.images[image_of(of.position)];
+            ImageRow { row, features: Arc::clone(features), at: *at }
+        });
+        let images: Vec<ImageRow> = images.collect();
+        self.model.step_images(windows, &images)
     }
 
     /// Sizes and limits.
@@ -178,7 +209,7 @@ impl<'a> Runner<'a> {
 
     /// Runs windows; the bits of every scored row.
     pub fn run(&mut self, windows: &[Window]) -> Result<Vec<RowBits>> {
-        let rows = self.model.step(windows)?;
+        let rows = self.step(windows)?;
         (0..rows)
             .map(|row| {
                 self.model.read_logits(row, &mut self.values)?;
@@ -199,7 +230,7 @@ impl<'a> Runner<'a> {
 
     /// Commits `ids` in one step with the last row scored; which row of logits that is.
     pub(crate) fn commit(&mut self, lane: &mut Lane, ids: &[u32]) -> Result<usize> {
-        let rows = self.model.step(&[lane.chunk(ids, Logits::Last)])?;
+        let rows = self.step(&[lane.chunk(ids, Logits::Last)])?;
         lane.length += ids.len();
         Ok(rows - 1)
     }

@@ -10,6 +10,7 @@
 //! weights in another form, [`evaluation`] runs question sets with keys, [`crowd`] asks many prompts at once,
 //! [`soak`] keeps an engine busy for long.
 
+mod album;
 pub mod contracts;
 pub mod crowd;
 pub mod evaluation;
@@ -21,7 +22,8 @@ pub mod score;
 pub mod soak;
 mod subject;
 
+pub use album::{ALBUM_TOKENS, Album, IMAGE_ID};
 pub use exact::{Exact, exact};
-pub use lane::{Lane, Random, RowBits, Runner, deal, random_text, row_bits, text_rows_at};
+pub use lane::{Lane, Random, RowBits, Runner, deal, random_text, row_bits, rows_at};
 pub use report::{Contract, Outcome, Report, Tally};
 pub use subject::{Error, Folder, Sizes, Subject, check, check_replies};

@@ -6,10 +6,10 @@ use checkpoint::Checkpoint;
 use device::cpu::{CpuSettings, Isa};
 use device::{Device, DeviceError, KvForm};
 use engine::{Engine, Refusal, StartError};
-use model::qwen3_5::{OpenError, Settings, open};
+use model::qwen3_5::{OpenError, Settings, open, takes_pictures};
 use model::{Model, ModelError, PAGE_TOKENS};
 
-use crate::{Outcome, Report, Runner, contracts};
+use crate::{ALBUM_TOKENS, Album, Outcome, Report, Runner, contracts};
 
 /// Why contracts could not be checked.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,13 @@ impl Sizes {
         Self { slots: 16, snapshots: 8, context: tokens + 2 * PAGE_TOKENS, rows_max: 3 * tokens }
     }
 
-    /// Settings of the model: pages for every slot to fill its context.
+    /// The same with room for the pictures of an [`Album`](crate::Album), where the device can encode them.
+    pub fn settings_with_pictures(self, kv: KvForm, device: &mut dyn Device) -> Settings {
+        let image_tokens = if takes_pictures(device).is_ok() { ALBUM_TOKENS } else { 0 };
+        Settings { image_tokens, ..self.settings(kv) }
+    }
+
+    /// Settings of the model without pictures: pages for every slot to fill its context.
     pub fn settings(self, kv: KvForm) -> Settings {
         Settings {
             slots: self.slots,
@@ -127,7 +133,9 @@ impl Subject for Folder {
     fn open(&self, sizes: Sizes) -> Result<Box<dyn Model>, Error> {
         let open = || -> Result<_, OpenError> {
             let checkpoint = Checkpoint::open(&self.path)?;
-            open(&checkpoint, self.open_device()?, sizes.settings(self.kv), &mut |_, _| {})
+            let mut device = self.open_device()?;
+            let settings = sizes.settings_with_pictures(self.kv, &mut *device);
+            open(&checkpoint, device, settings, &mut |_, _| {})
         };
         match open() {
             Ok(model) => Ok(Box::new(model)),
@@ -136,8 +144,8 @@ impl Subject for Folder {
     }
 }
 
-/// Checks every contract that models alone can show, over a text of at least 70 tokens. From 577 tokens on it crosses
-/// a span of 512 keys.
+/// Checks every contract that models alone can show, over a text of at least 70 tokens; with a vision tower over the
+/// text with pictures in it too. From 577 tokens on it crosses a span of 512 keys.
 pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     long_enough(text)?;
     let mut model = subject.open(Sizes::for_text(text.len()))?;
@@ -148,6 +156,7 @@ pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     }
     let mut other = subject.open(Sizes::for_text(text.len()))?;
     outcomes.push(contracts::moved(&mut runner, &mut Runner::new(&mut *other), text)?);
+    outcomes.extend(contracts::pictured(&mut runner, text)?);
     Ok(Report { subject: subject.name(), outcomes })
 }
 
@@ -158,8 +167,12 @@ pub fn check_replies(subject: &dyn Subject, text: &[u32]) -> Result<Report, Erro
     let sizes = Sizes { slots: 6, snapshots: 32, context: text.len() + 256, rows_max: 256 };
     let model = subject.open(sizes)?;
     let settings = engine::Settings::new(model.spec().vocabulary, Vec::new());
+    let album = model.image_spec().map(|spec| Album::new(&spec));
     let handle = Engine::start(model, settings)?;
-    let outcomes = contracts::served(&handle, text)?;
+    let mut outcomes = contracts::served(&handle, text, None)?;
+    if let Some(album) = album {
+        outcomes.extend(contracts::served(&handle, &album.place(text), Some(&album))?);
+    }
     handle.stop("all contracts are checked");
     Ok(Report { subject: format!("{}, replies", subject.name()), outcomes })
 }

@@ -19,19 +19,27 @@ pub fn format(bytes: &[u8]) -> Option<Format> {
 
 /// Most bytes that one byte of deflate can stand for.
 const DEFLATE_RATIO: u64 = 1032;
+/// Most pixels that one byte of a GIF can stand for: a code of LZW stands for at most 4096.
+const GIF_RATIO: u64 = 4096;
+/// Most pixels that one byte of a JPEG can stand for: a block of 64 takes a bit or more.
+const JPEG_RATIO: u64 = 8 * 64;
 
 /// Refuses a file that is far too short for its size, or visibly cut off, before memory is taken for its
 /// pixels.
 pub(crate) fn plausible(format: Format, bytes: &[u8], width: u32, height: u32) -> Result<(), PictureError> {
     let broken = |reason: &str| Err(PictureError::Broken { format, reason: reason.into() });
+    let (width, height, length) = (u64::from(width), u64::from(height), bytes.len() as u64);
+    let (size, ratio) = match format {
+        Format::Png => ((width * png_bits(bytes)).div_ceil(8) * height, DEFLATE_RATIO),
+        Format::Gif => (width * height, GIF_RATIO),
+        Format::Jpeg => (width * height, JPEG_RATIO),
+        // One color takes no bits at all.
+        Format::WebP => return Ok(()),
+    };
+    if size > length.saturating_mul(ratio) {
+        return broken("the file is too short for its size");
+    }
     match format {
-        Format::Png => {
-            let raw = (u64::from(width) * png_bits(bytes)).div_ceil(8) * u64::from(height);
-            match raw > (bytes.len() as u64).saturating_mul(DEFLATE_RATIO) {
-                true => broken("the file is too short for its size"),
-                false => Ok(()),
-            }
-        }
         // The decoder would fill what is missing with grey.
         Format::Jpeg if !jpeg_ends(bytes) => broken("the file is cut off"),
         _ => Ok(()),

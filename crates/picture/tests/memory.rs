@@ -29,9 +29,12 @@ fn refusals_of_two_hundred_megapixels_take_no_memory() {
         let mut gif = file("animated.gif");
         gif[6..8].copy_from_slice(&(side as u16).to_le_bytes());
         gif[8..10].copy_from_slice(&(side as u16).to_le_bytes());
-        if side > 10_000 {
-            files.push(gif);
-        }
+        files.push(gif);
+        let mut jpeg = file("colour.jpg");
+        let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+        jpeg[frame + 5..frame + 7].copy_from_slice(&(side as u16).to_be_bytes());
+        jpeg[frame + 7..frame + 9].copy_from_slice(&(side as u16).to_be_bytes());
+        files.push(jpeg);
     }
     // A profile that inflates without end.
     let png = Png { width: 8, height: 8, color: 2, depth: 8, interlaced: false, channels: 3 };

@@ -9,6 +9,7 @@ mod constraint;
 mod conversation;
 mod error;
 pub mod http;
+mod links;
 mod outcome;
 mod pictures;
 mod reader;
@@ -17,9 +18,11 @@ mod stream;
 
 pub use conversation::{Conversation, Options};
 pub use error::ServeError;
+pub use links::LinkError;
 pub use outcome::{Finish, Outcome, StopReason, Usage};
 pub use pictures::{
-    LOW_DETAIL_TOKENS, Measured, PICTURES_MAX, PictureFault, PictureProblem, Vision, VisionSettings,
+    LOW_DETAIL_TOKENS, Measured, PICTURES_MAX, PIXELS_MAX, PictureFault, PictureProblem, Vision,
+    VisionSettings,
 };
 pub use reader::{ReaderOptions, ReplyReader};
 pub use session::{Session, TextSide};

@@ -5,6 +5,7 @@
 //! threads of its own.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
@@ -14,10 +15,16 @@ use picture::{
 };
 use text::{HistoryImage, Rendered};
 
+use crate::links::{FETCH_TIME, LinkError, Links};
+
 /// Tokens of a picture whose `detail` is `low`, at most.
 pub const LOW_DETAIL_TOKENS: usize = 256;
 /// Most pictures of a request.
 pub const PICTURES_MAX: usize = 32;
+/// Most pixels of all pictures of a request, as their headers say.
+pub const PIXELS_MAX: u64 = 200_000_000;
+/// Most bytes that the links of a request may bring: as many as a request's body.
+const LINK_BYTES_MAX: usize = 64 << 20;
 /// Threads that decode. Each may hold a picture of the largest size.
 const THREADS: usize = 2;
 /// Pictures that may wait for a thread: those of a few requests.
@@ -38,6 +45,8 @@ pub struct VisionSettings {
     pub tokens_max: usize,
     /// What shows through transparent places.
     pub background: [u8; 3],
+    /// Hosts whose pictures are fetched; none: no link is.
+    pub link_hosts: Vec<String>,
 }
 
 impl VisionSettings {
@@ -46,7 +55,12 @@ impl VisionSettings {
     pub fn new(json: &serde_json::Value, tokens: Option<usize>) -> Result<Self, PreprocessorError> {
         let preprocessor = Preprocessor::from_json(json)?;
         let preprocessor = tokens.map_or(preprocessor.clone(), |tokens| preprocessor.with_tokens(tokens));
-        Ok(Self { tokens_max: preprocessor.tokens_max(), preprocessor, background: [255; 3] })
+        Ok(Self {
+            tokens_max: preprocessor.tokens_max(),
+            preprocessor,
+            background: [255; 3],
+            link_hosts: Vec::new(),
+        })
     }
 }
 
@@ -55,6 +69,7 @@ pub struct Vision {
     settings: VisionSettings,
     limits: Limits,
     workers: Workers,
+    links: Option<Links>,
 }
 
 /// Why a picture is refused, and where it stands in the request.
@@ -79,9 +94,17 @@ pub enum PictureProblem {
         /// Pictures of the request.
         found: usize,
     },
-    /// A link.
-    #[error("pictures are not fetched by this server; send a data:image/...;base64 URL")]
-    Remote,
+    /// More pixels than one request may have.
+    #[error(
+        "{found} pixels up to this picture; the pictures of a request may have {PIXELS_MAX}: scale them down"
+    )]
+    TooManyPixels {
+        /// Pixels of the pictures up to this one.
+        found: u64,
+    },
+    /// A link that gave no picture.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// Neither a link nor a data URL.
     #[error("expected a data:image/TYPE;base64,... URL")]
     Url,
@@ -108,6 +131,16 @@ pub enum PictureProblem {
     Fault,
 }
 
+/// What the pictures of one request may still take.
+struct Room {
+    /// Pixels of those that were looked at.
+    pixels: u64,
+    /// Bytes that links may bring.
+    link_bytes: usize,
+    /// When all links must be read.
+    end: Instant,
+}
+
 /// A picture whose header was read.
 pub struct Measured {
     path: String,
@@ -120,7 +153,9 @@ pub struct Measured {
 impl Vision {
     /// Starts the threads.
     pub fn new(settings: VisionSettings) -> std::io::Result<Self> {
-        Ok(Self { settings, limits: Limits::default(), workers: Workers::new(THREADS, WAITING_MAX)? })
+        let links = (!settings.link_hosts.is_empty()).then(|| Links::new(&settings.link_hosts));
+        let workers = Workers::new(THREADS, WAITING_MAX)?;
+        Ok(Self { settings, limits: Limits::default(), workers, links })
     }
 
     /// How pictures are read.
@@ -128,19 +163,21 @@ impl Vision {
         &self.settings
     }
 
-    /// Reads the header of every picture.
+    /// Reads the header of every picture; those behind links are fetched whole.
     pub fn measure(&self, images: &[HistoryImage]) -> Result<Vec<Measured>, PictureFault> {
         if let Some(extra) = images.get(PICTURES_MAX) {
             let problem = PictureProblem::TooMany { found: images.len() };
             return Err(PictureFault { path: extra.path.clone(), problem });
         }
+        let mut room = Room { pixels: 0, link_bytes: LINK_BYTES_MAX, end: Instant::now() + FETCH_TIME };
         let one = |image: &HistoryImage| {
-            self.measured(image).map_err(|problem| PictureFault { path: image.path.clone(), problem })
+            let measured = self.measured(image, &mut room);
+            measured.map_err(|problem| PictureFault { path: image.path.clone(), problem })
         };
         images.iter().map(one).collect()
     }
 
-    fn measured(&self, image: &HistoryImage) -> Result<Measured, PictureProblem> {
+    fn measured(&self, image: &HistoryImage, room: &mut Room) -> Result<Measured, PictureProblem> {
         let preprocessor = match image.image.detail.as_deref() {
             None | Some("auto" | "high") => self.settings.preprocessor.clone(),
             Some("low") => self.settings.preprocessor.with_tokens(LOW_DETAIL_TOKENS),
@@ -149,16 +186,23 @@ impl Vision {
                 return Err(PictureProblem::Detail { found });
             }
         };
-        let bytes = self.bytes(&image.image.url)?;
+        let bytes = self.bytes(&image.image.url, room)?;
         let (width, height) = size(&bytes, &self.limits)?;
+        room.pixels += u64::from(width) * u64::from(height);
+        if room.pixels > PIXELS_MAX {
+            return Err(PictureProblem::TooManyPixels { found: room.pixels });
+        }
         let tokens = preprocessor.tokens(width, height)?;
         Ok(Measured { path: image.path.clone(), bytes, preprocessor, tokens })
     }
 
-    /// Bytes of a data URL.
-    fn bytes(&self, url: &str) -> Result<Vec<u8>, PictureProblem> {
+    /// Bytes of a data URL, or behind a link.
+    fn bytes(&self, url: &str, room: &mut Room) -> Result<Vec<u8>, PictureProblem> {
         if url.starts_with("http:") || url.starts_with("https:") {
-            return Err(PictureProblem::Remote);
+            let links = self.links.as_ref().ok_or(LinkError::Off)?;
+            let bytes = links.read(url, self.limits.bytes_max.min(room.link_bytes), room.end)?;
+            room.link_bytes -= bytes.len();
+            return Ok(bytes);
         }
         let data = url.strip_prefix("data:image/").ok_or(PictureProblem::Url)?;
         let (kind, data) = data.split_once(";base64,").ok_or(PictureProblem::Url)?;
@@ -211,6 +255,7 @@ pub(crate) fn expand(rendered: &mut Rendered, pictures: &[Measured]) -> Vec<usiz
 
 #[cfg(test)]
 mod tests {
+    use base64::engine::general_purpose::STANDARD as STANDARD_PADDED;
     use text::Image;
 
     use super::*;
@@ -231,8 +276,8 @@ mod tests {
     #[test]
     fn each_fault_has_its_words() {
         for (url, detail, words) in [
-            ("https://example.com/a.png", None, "not fetched"),
-            ("http://127.0.0.1/a.png", None, "not fetched"),
+            ("https://example.com/a.png", None, "not fetched by this server"),
+            ("http://127.0.0.1/a.png", None, "not fetched by this server"),
             ("file:///etc/passwd", None, "expected a data:image/TYPE;base64"),
             ("data:text/plain;base64,AAAA", None, "expected a data:image"),
             ("data:image/png,abc", None, "expected a data:image"),
@@ -261,6 +306,38 @@ mod tests {
             let pictures = vision().prepare(measured).unwrap();
             assert_eq!((pictures[0].grid, pictures[0].count()), ([1, 16, 16], 256));
             assert!(pictures[0].patches.iter().all(|level| *level == 255));
+        }
+    }
+
+    #[test]
+    fn a_request_has_so_many_pixels() {
+        // A GIF says its size in its first bytes; so many bytes could hold 49 million pixels.
+        let side = 7000u16.to_le_bytes();
+        let screen = [&b"GIF89a"[..], &side, &side, &[0; 3]].concat();
+        let gif = [&screen[..], b",\0\0\0\0", &side, &side, &[0, 2], &[0; 12_000], b";"].concat();
+        let url = format!("data:image/gif;base64,{}", STANDARD_PADDED.encode(gif));
+        let image = Image { url, detail: None };
+        let image = |at: usize| HistoryImage { path: format!("{at}"), image: image.clone() };
+        let images: Vec<HistoryImage> = (0..5).map(image).collect();
+        assert_eq!(vision().measure(&images[1..]).unwrap().len(), 4);
+        let fault = vision().measure(&images).err().unwrap();
+        let found = 5 * 49_000_000;
+        assert_eq!((fault.path.as_str(), fault.problem), ("4", PictureProblem::TooManyPixels { found }));
+    }
+
+    #[test]
+    fn links_are_read_only_from_named_hosts() {
+        let mut settings = VisionSettings::new(&serde_json::json!({}), None).unwrap();
+        settings.link_hosts = vec!["localhost".into()];
+        let vision = Vision::new(settings).unwrap();
+        for (url, words) in [
+            ("https://example.com/a.png", "fetches no pictures from \"example.com\""),
+            ("http://localhost/a.png", "must be https://HOST/"),
+            ("https://localhost/a.png", "an address that is not public"),
+        ] {
+            let image = Image { url: url.into(), detail: None };
+            let fault = vision.measure(&[HistoryImage { path: "p".into(), image }]).err().unwrap();
+            assert!(fault.to_string().contains(words), "{fault}");
         }
     }
 

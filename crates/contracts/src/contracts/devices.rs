@@ -3,7 +3,7 @@
 use model::{Draw, ModelError, SnapshotId};
 
 use crate::lane::{draw_at, sampled};
-use crate::{Contract, Outcome, RowBits, Runner, Tally};
+use crate::{Album, Contract, Outcome, RowBits, Runner, Tally};
 
 /// The bits of a run that must be equal on every device. Page bytes are not among them (each device has its own
 /// layout), nor drafts (they may differ, for they never change output).
@@ -35,6 +35,17 @@ pub fn signature(runner: &mut Runner<'_>, text: &[u32]) -> Result<Signature, Mod
     }
     let (state, _) = runner.state(lane, SnapshotId(0))?;
     Ok(Signature { rows, drawn, state })
+}
+
+/// The same for the text with pictures in it: their features join its rows. `None` without a vision tower.
+pub fn pictured_signature(runner: &mut Runner<'_>, text: &[u32]) -> Result<Option<Signature>, ModelError> {
+    let Some(spec) = runner.model.image_spec() else { return Ok(None) };
+    let album = Album::new(&spec);
+    let shown = &mut Runner::new(runner.model);
+    shown.show(&album)?;
+    let mut signature = signature(shown, &album.place(text))?;
+    signature.rows.extend(shown.image_bits());
+    Ok(Some(signature))
 }
 
 /// Compares signatures, each with the name of where it was made, with the first one.

@@ -5,15 +5,17 @@ mod company;
 mod devices;
 mod drafted;
 mod draws;
+mod pictures;
 mod resumed;
 mod served;
 mod windows;
 
 pub use chunked::chunked;
 pub use company::company;
-pub use devices::{Signature, same_bits, signature};
+pub use devices::{Signature, pictured_signature, same_bits, signature};
 pub use drafted::drafted;
 pub use draws::{scored, seeded};
+pub use pictures::pictured;
 pub use resumed::{moved, resumed};
 pub use served::{served, streams};
 pub use windows::{trees, windows};

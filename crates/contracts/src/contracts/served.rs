@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use engine::{DraftPolicy, Drafting, Event, FinishReason, Handle, Refusal, Request, Sampling, Score, Ticket};
 
-use crate::{Contract, Outcome, Tally};
+use crate::{Album, Contract, Outcome, Tally};
 
 /// Tokens of a reply.
 const REPLY: usize = 40;
@@ -83,14 +83,27 @@ fn ask(handle: &Handle, request: Request) -> Result<Heard, Refusal> {
     Ok(Waiting::submit(handle, request)?.hear().swap_remove(0))
 }
 
-/// Plain decode: no drafts, no cache.
-fn plain(prompt: &[u32], sampling: &Sampling) -> Request {
-    Request {
-        sampling: sampling.clone(),
-        cache: false,
-        drafting: Drafting { policy: DraftPolicy::Off, ..Drafting::default() },
-        logprobs: Some(3),
-        ..Request::new(prompt.to_vec(), REPLY)
+/// An engine, and what ids from [`crate::IMAGE_ID`] on stand for.
+#[derive(Clone, Copy)]
+struct Served<'a> {
+    handle: &'a Handle,
+    album: Option<&'a Album>,
+}
+
+impl Served<'_> {
+    /// Plain decode: no drafts, no cache.
+    fn plain(&self, prompt: &[u32], sampling: &Sampling) -> Request {
+        let request = match self.album {
+            Some(album) => album.request(prompt, REPLY),
+            None => Request::new(prompt.to_vec(), REPLY),
+        };
+        Request {
+            sampling: sampling.clone(),
+            cache: false,
+            drafting: Drafting { policy: DraftPolicy::Off, ..Drafting::default() },
+            logprobs: Some(3),
+            ..request
+        }
     }
 }
 
@@ -110,18 +123,25 @@ fn samplings() -> [Sampling; 2] {
 }
 
 /// Every contract that shows in replies. The text has at least 70 tokens.
-pub fn served(handle: &Handle, text: &[u32]) -> Result<Vec<Outcome>, Refusal> {
-    Ok(vec![
-        drafted(handle, text)?,
-        concurrent(handle, text)?,
-        resumed(handle, text)?,
-        scored(handle, text)?,
-        seeded(handle, text)?,
-    ])
+/// With an album it is one that [`Album::place`] made, and the cases say so.
+pub fn served(handle: &Handle, text: &[u32], album: Option<&Album>) -> Result<Vec<Outcome>, Refusal> {
+    let on = Served { handle, album };
+    let outcomes = [
+        (drafted(on, text)?, "replies to pictures, every draft policy"),
+        (concurrent(on, text)?, "20 requests with pictures at once"),
+        (resumed(on, text)?, "replies to pictures after cache hits"),
+        (scored(on, text)?, "log-probabilities after pictures"),
+        (seeded(on, text)?, "choices after pictures"),
+    ];
+    let named = |(outcome, case): (Outcome, &'static str)| match album {
+        Some(_) => Outcome { case, ..outcome },
+        None => outcome,
+    };
+    Ok(outcomes.into_iter().map(named).collect())
 }
 
 /// Fixed and automatic depths, the model's drafts and copies, chains and trees.
-fn drafted(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+fn drafted(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     let mut tally = Tally::default();
     let prompt = &text[..50];
     let policies = [1, 2, 4, 8].map(DraftPolicy::Fixed).into_iter().chain([DraftPolicy::Auto(8)]);
@@ -132,10 +152,10 @@ fn drafted(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
         })
         .collect();
     for sampling in samplings() {
-        let expected = ask(handle, plain(prompt, &sampling))?;
+        let expected = ask(on.handle, on.plain(prompt, &sampling))?;
         tally.same(&expected.tokens.len(), &REPLY, || "the plain reply is too short".into());
         for drafting in &draftings {
-            let found = ask(handle, Request { drafting: *drafting, ..plain(prompt, &sampling) })?;
+            let found = ask(on.handle, Request { drafting: *drafting, ..on.plain(prompt, &sampling) })?;
             tally.same(&found.reply(), &expected.reply(), || {
                 format!("temperature {}, {drafting:?}: replies differ", sampling.temperature)
             });
@@ -145,19 +165,19 @@ fn drafted(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
 }
 
 /// More requests than slots at once, some cancelled on the way.
-fn concurrent(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+fn concurrent(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     let mut tally = Tally::default();
     let samplings = samplings();
     let request = |at: usize| {
         let from = at * 3 % (text.len() / 2);
         let length = 1 + at * 29 % (text.len() - from);
-        plain(&text[from..from + length], &samplings[at % 2])
+        on.plain(&text[from..from + length], &samplings[at % 2])
     };
-    let alone: Vec<Heard> = (0..COMPANY).map(|at| ask(handle, request(at))).collect::<Result<_, _>>()?;
+    let alone: Vec<Heard> = (0..COMPANY).map(|at| ask(on.handle, request(at))).collect::<Result<_, _>>()?;
     let together =
         |at: usize| Request { drafting: Drafting::default(), cache: !at.is_multiple_of(3), ..request(at) };
     let waiting: Vec<Waiting> =
-        (0..COMPANY).map(|at| Waiting::submit(handle, together(at))).collect::<Result<_, _>>()?;
+        (0..COMPANY).map(|at| Waiting::submit(on.handle, together(at))).collect::<Result<_, _>>()?;
     for (at, waiting) in waiting.into_iter().enumerate() {
         if at % 7 == 3 {
             drop(waiting);
@@ -171,16 +191,22 @@ fn concurrent(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
 
 /// Requests at once, for each of `counts`, drafted as the engine likes and then again from the cache: every reply is
 /// the one that the request gets alone.
-pub fn streams(handle: &Handle, text: &[u32], counts: &[usize]) -> Result<Outcome, Refusal> {
+pub fn streams(
+    handle: &Handle,
+    text: &[u32],
+    album: Option<&Album>,
+    counts: &[usize],
+) -> Result<Outcome, Refusal> {
+    let on = Served { handle, album };
     let mut tally = Tally::default();
     let samplings = samplings();
     let request = |at: usize| {
         let from = at * 5 % (text.len() / 2);
         let length = text.len() - from - at * 7 % (text.len() / 4);
-        plain(&text[from..from + length], &samplings[at % 2])
+        on.plain(&text[from..from + length], &samplings[at % 2])
     };
     let most = counts.iter().copied().max().unwrap_or(0);
-    let alone: Vec<Heard> = (0..most).map(|at| ask(handle, request(at))).collect::<Result<_, _>>()?;
+    let alone: Vec<Heard> = (0..most).map(|at| ask(on.handle, request(at))).collect::<Result<_, _>>()?;
     for &count in counts {
         for pass in ["first", "second"] {
             let cached = |at: usize| Request {
@@ -190,7 +216,7 @@ pub fn streams(handle: &Handle, text: &[u32], counts: &[usize]) -> Result<Outcom
                 ..request(at)
             };
             let waiting: Vec<Waiting> =
-                (0..count).map(|at| Waiting::submit(handle, cached(at))).collect::<Result<_, _>>()?;
+                (0..count).map(|at| Waiting::submit(on.handle, cached(at))).collect::<Result<_, _>>()?;
             for (at, waiting) in waiting.into_iter().enumerate() {
                 let found = waiting.hear().swap_remove(0);
                 tally.same(&found.reply(), &alone[at].reply(), || {
@@ -205,7 +231,7 @@ pub fn streams(handle: &Handle, text: &[u32], counts: &[usize]) -> Result<Outcom
 }
 
 /// Prompts that begin with cached ones, and the next turns of conversations.
-fn resumed(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+fn resumed(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     let mut tally = Tally::default();
     let mut hits = 0;
     for sampling in samplings() {
@@ -215,13 +241,13 @@ fn resumed(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
                 namespace: format!("{} {length}", sampling.temperature),
                 marks: vec![length],
                 drafting: Drafting::default(),
-                ..plain(prompt, &sampling)
+                ..on.plain(prompt, &sampling)
             };
-            let first = ask(handle, cached(&text[..length]))?;
+            let first = ask(on.handle, cached(&text[..length]))?;
             let turn = [&text[..length], &first.tokens, &text[length..length + 3]].concat();
             for prompt in [&text[..length + 1], &text[..text.len().min(length + 30)], &turn, &turn] {
-                let found = ask(handle, cached(prompt))?;
-                let expected = ask(handle, plain(prompt, &sampling))?;
+                let found = ask(on.handle, cached(prompt))?;
+                let expected = ask(on.handle, on.plain(prompt, &sampling))?;
                 hits += found.hit_tokens;
                 tally.same(&found.reply(), &expected.reply(), || {
                     let hit = found.hit_tokens;
@@ -235,14 +261,14 @@ fn resumed(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
 }
 
 /// Log-probabilities of a reply, and of the same tokens as a prompt.
-fn scored(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+fn scored(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     let mut tally = Tally::default();
     for sampling in samplings() {
         let prompt = &text[..45];
-        let decoded = ask(handle, plain(prompt, &sampling))?;
+        let decoded = ask(on.handle, on.plain(prompt, &sampling))?;
         let whole = [prompt, &decoded.tokens].concat();
-        let request = Request { prompt_logprobs: Some(3), max_tokens: 0, ..plain(&whole, &sampling) };
-        let found = ask(handle, request)?;
+        let request = Request { prompt_logprobs: Some(3), max_tokens: 0, ..on.plain(&whole, &sampling) };
+        let found = ask(on.handle, request)?;
         tally.same(&found.prompt_scores.len(), &(whole.len() - 1), || "a prompt token has no score".into());
         let reply = found.prompt_scores.get(prompt.len() - 1..).unwrap_or_default();
         for (at, (found, expected)) in reply.iter().zip(&decoded.scores).enumerate() {
@@ -253,16 +279,16 @@ fn scored(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
 }
 
 /// Choices of one request, again among other requests.
-fn seeded(handle: &Handle, text: &[u32]) -> Result<Outcome, Refusal> {
+fn seeded(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     let mut tally = Tally::default();
     let [_, sampling] = samplings();
-    let request = || Request { choices: 2, ..plain(&text[..30], &sampling) };
-    let expected = Waiting::submit(handle, request())?.hear();
+    let request = || Request { choices: 2, ..on.plain(&text[..30], &sampling) };
+    let expected = Waiting::submit(on.handle, request())?.hear();
     tally.same(&(expected[0].tokens != expected[1].tokens), &true, || "both choices are the same".into());
     let others: Vec<Waiting> = (1..6)
-        .map(|at| Waiting::submit(handle, plain(&text[at..at + 40], &sampling)))
+        .map(|at| Waiting::submit(on.handle, on.plain(&text[at..at + 40], &sampling)))
         .collect::<Result<_, _>>()?;
-    let again = Waiting::submit(handle, request())?.hear();
+    let again = Waiting::submit(on.handle, request())?.hear();
     others.into_iter().for_each(|other| drop(other.hear()));
     for (choice, (found, expected)) in again.iter().zip(&expected).enumerate() {
         tally.same(&found.reply(), &expected.reply(), || format!("choice {choice} differs"));

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::support::*;
 use checkpoint::Checkpoint;
-use contracts::contracts::{Signature, same_bits, signature};
+use contracts::contracts::{Signature, pictured_signature, same_bits, signature};
 use contracts::rewrite::{Form, Rewritten};
 use contracts::{Contract, Folder, Outcome, Runner, Sizes, Subject};
 use device::KvForm;
@@ -36,11 +36,18 @@ fn check_instruction_sets(name: &str, tokens: usize) {
         let of = |cpu: CpuSettings| {
             let subject = Folder { cpu, ..subject(name, "cpu", kv) };
             let mut model = subject.open(sizes(tokens)).expect("fixtures load");
-            (subject.name(), sign(&mut *model, &text))
+            let plain = (subject.name(), sign(&mut *model, &text));
+            let pictured = pictured_signature(&mut Runner::new(&mut *model), &text);
+            (plain, pictured.expect("the model answers").map(|signature| (subject.name(), signature)))
         };
-        let signatures: Vec<_> = settings.into_iter().map(of).collect();
+        let (signatures, pictured): (Vec<_>, Vec<_>) = settings.into_iter().map(of).unzip();
         let case = "instruction sets and threads";
         assert_equal(name, &same_bits(&signatures, Contract::Devices, case));
+        let pictured: Vec<_> = pictured.into_iter().flatten().collect();
+        assert_eq!(pictured.len(), if name == "mlx-mixed-3bit" { 0 } else { signatures.len() });
+        if !pictured.is_empty() {
+            assert_equal(name, &same_bits(&pictured, Contract::Devices, "the same with pictures"));
+        }
     }
     println!("{name}: {:.1} s", start.elapsed().as_secs_f64());
 }

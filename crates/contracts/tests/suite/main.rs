@@ -7,6 +7,7 @@ mod demo;
 mod devices;
 mod fake;
 mod long;
+mod pictures;
 mod projections;
 mod reference;
 mod support;

@@ -376,7 +376,7 @@ impl Device for Cpu {
         self.check_pages("kv_append", pool)?;
         let rows = self.step.rows().len();
         let (k, v) = (self.planes.rows(k, rows), self.planes.rows(v, rows));
-        self.kv[pool.0 as usize].append(self.workers.isa, &self.step, k, v);
+        self.kv[pool.0 as usize].append(&self.workers, &self.step, k, v);
         Ok(())
     }
 

@@ -11,6 +11,8 @@
 use super::{
     isa::{Isa, by_isa},
     panels::{LANES, PANEL_STEP},
+    pool::Disjoint,
+    workers::Workers,
 };
 use crate::{DeviceError, KvShape, PAGE_TOKENS, Step};
 use quant::{ATTENTION_GROUP, MAGNITUDE_MAX, MAGNITUDE_MIN};
@@ -137,14 +139,47 @@ fn digits(code: i32, count: usize) -> [i8; 2] {
     [((code - low as i32) >> 8) as i8, low]
 }
 
+/// Rows of heads from which on threads share them: fewer are done before a thread would wake.
+const ROWS_TOGETHER: usize = 64;
+
+/// One key of a head's block.
+struct Target<'a> {
+    layout: BlockLayout,
+    /// Largest code.
+    limit: f32,
+    key: usize,
+    codes: &'a mut [i8],
+    scales: &'a mut [f32],
+}
+
+/// Quantizes one head of one token; `numbers` is scratch of a head's width.
+fn store(isa: Isa, k: &[f32], v: &[f32], numbers: &mut [i32], target: Target<'_>) {
+    let Target { layout, limit, key, codes, scales } = target;
+    for (group, values) in k.chunks(ATTENTION_GROUP).enumerate() {
+        let numbers = &mut numbers[group * ATTENTION_GROUP..][..values.len()];
+        scales[group * PAGE_TOKENS + key] = quantize(isa, values, limit, numbers);
+    }
+    for (dim, &number) in numbers.iter().enumerate() {
+        let two = digits(number, layout.digits);
+        for digit in 0..layout.digits {
+            codes[layout.k_at(digit, key, dim)] = two[digit];
+        }
+    }
+    scales[layout.groups() * PAGE_TOKENS + key] = quantize(isa, v, limit, numbers);
+    for (dim, &number) in numbers.iter().enumerate() {
+        let two = digits(number, layout.digits);
+        for digit in 0..layout.digits {
+            codes[layout.v_at(digit, key, dim)] = two[digit];
+        }
+    }
+}
+
 /// K/V pages of one layer.
 pub(crate) struct KvPages {
     pub(crate) shape: KvShape,
     pub(crate) layout: BlockLayout,
     codes: Vec<i8>,
     scales: Vec<f32>,
-    /// Codes of one head, before they are spread; scratch.
-    numbers: Vec<i32>,
 }
 
 impl KvPages {
@@ -161,7 +196,6 @@ impl KvPages {
             layout,
             codes: super::zeros("kv_pool", blocks.saturating_mul(layout.codes()))?,
             scales: super::zeros("kv_pool", blocks.saturating_mul(layout.scales()))?,
-            numbers: Vec::new(),
         })
     }
 
@@ -188,51 +222,34 @@ impl KvPages {
         Block { codes: &self.codes[at * codes..][..codes], scales: &self.scales[at * scales..][..scales] }
     }
 
-    /// Quantizes one head of one token into the place `place` of a sequence.
-    fn store(&mut self, isa: Isa, pages: &[u32], place: usize, head: usize, k: &[f32], v: &[f32]) {
-        let limit = self.shape.form.limit();
-        let (layout, key) = (self.layout, place % PAGE_TOKENS);
-        let at = pages[place / PAGE_TOKENS] as usize * self.shape.kv_heads + head;
-        let codes = &mut self.codes[at * layout.codes()..][..layout.codes()];
-        let scales = &mut self.scales[at * layout.scales()..][..layout.scales()];
-        let numbers = &mut self.numbers;
-        numbers.resize(layout.head_dim, 0);
-        for (group, values) in k.chunks(ATTENTION_GROUP).enumerate() {
-            let numbers = &mut numbers[group * ATTENTION_GROUP..][..values.len()];
-            scales[group * PAGE_TOKENS + key] = quantize(isa, values, limit, numbers);
-        }
-        for (dim, &number) in numbers.iter().enumerate() {
-            let two = digits(number, layout.digits);
-            for digit in 0..layout.digits {
-                codes[layout.k_at(digit, key, dim)] = two[digit];
-            }
-        }
-        scales[layout.groups() * PAGE_TOKENS + key] = quantize(isa, v, limit, numbers);
-        for (dim, &number) in numbers.iter().enumerate() {
-            let two = digits(number, layout.digits);
-            for digit in 0..layout.digits {
-                codes[layout.v_at(digit, key, dim)] = two[digit];
-            }
-        }
-    }
-
     /// [`crate::Device::kv_append`]: `k` and `v` `[rows, kv_heads, head_dim]` of the step's rows.
-    pub(crate) fn append(&mut self, isa: Isa, step: &Step, k: &[f32], v: &[f32]) {
-        let (heads, dim) = (self.shape.kv_heads, self.shape.head_dim);
-        for window in step.windows() {
-            for row in 0..window.rows {
-                for head in 0..heads {
-                    let at = ((window.first + row) * heads + head) * dim;
-                    self.store(
-                        isa,
-                        &window.pages,
-                        window.start + row,
-                        head,
-                        &k[at..][..dim],
-                        &v[at..][..dim],
-                    );
+    pub(crate) fn append(&mut self, workers: &Workers, step: &Step, k: &[f32], v: &[f32]) {
+        let KvShape { kv_heads: heads, head_dim: dim, form, .. } = self.shape;
+        let layout = self.layout;
+        let (codes, scales) = (Disjoint::new(&mut self.codes), Disjoint::new(&mut self.scales));
+        let store_head = |head: usize| {
+            let mut numbers = vec![0; dim];
+            for window in step.windows() {
+                for row in 0..window.rows {
+                    let (at, place) = ((window.first + row) * heads + head, window.start + row);
+                    let block = window.pages[place / PAGE_TOKENS] as usize * heads + head;
+                    // SAFETY: a head's blocks are those of one task.
+                    let (codes, scales) = unsafe {
+                        (
+                            codes.range(block * layout.codes()..(block + 1) * layout.codes()),
+                            scales.range(block * layout.scales()..(block + 1) * layout.scales()),
+                        )
+                    };
+                    let (k, v) = (&k[at * dim..][..dim], &v[at * dim..][..dim]);
+                    let target =
+                        Target { layout, limit: form.limit(), key: place % PAGE_TOKENS, codes, scales };
+                    store(workers.isa, k, v, &mut numbers, target);
                 }
             }
+        };
+        match step.rows().len() * heads < ROWS_TOGETHER {
+            true => (0..heads).for_each(store_head),
+            false => workers.pool.run(heads, &store_head),
         }
     }
 
@@ -336,8 +353,8 @@ pub(crate) fn copy_key(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::KvForm;
+    use super::{super::pool::Pool, *};
+    use crate::{KvForm, Row, Window};
 
     #[test]
     fn digits_join_to_the_code() {
@@ -379,13 +396,55 @@ mod tests {
         }
     }
 
+    /// Stores one key of head 1.
+    fn put(pool: &mut KvPages, page: usize, key: usize, k: &[f32], v: &[f32]) {
+        let (layout, limit) = (pool.layout, pool.shape.form.limit());
+        let block = page * pool.shape.kv_heads + 1;
+        let codes = &mut pool.codes[block * layout.codes()..][..layout.codes()];
+        let scales = &mut pool.scales[block * layout.scales()..][..layout.scales()];
+        let mut numbers = vec![0; layout.head_dim];
+        store(Isa::detect(), k, v, &mut numbers, Target { layout, limit, key, codes, scales });
+    }
+
+    /// Many rows, which threads share, and the same rows one step after another.
+    #[test]
+    fn threads_write_what_one_does() {
+        let shape = KvShape { pages: 4, kv_heads: 3, head_dim: 40, form: KvForm::Int16 };
+        let rows = 90;
+        let values: Vec<f32> = (0..rows * 3 * 40).map(|i| (i as f32 * 0.37).sin()).collect();
+        let step = |first: usize, rows: usize| {
+            let list = (first..first + rows).map(|at| Row { token: None, position: [at as u32; 3] });
+            let window = Window {
+                place: 0,
+                first: 0,
+                rows,
+                start: first,
+                pages: vec![3, 1],
+                parents: None,
+                commit: true,
+            };
+            Step::new(list.collect(), vec![window]).expect("a valid step")
+        };
+        let workers = Workers { pool: Pool::new(3), isa: Isa::detect() };
+        let [mut together, mut apart] = [(); 2].map(|()| KvPages::new(shape).expect("valid"));
+        assert!(rows * 3 >= ROWS_TOGETHER && 3 < ROWS_TOGETHER);
+        together.append(&workers, &step(0, rows), &values, &values);
+        for row in 0..rows {
+            let values = &values[row * 120..][..120];
+            apart.append(&workers, &step(row, 1), values, values);
+        }
+        for page in [1, 3] {
+            assert_eq!(together.export(page), apart.export(page));
+        }
+    }
+
     #[test]
     fn pages_round_trip_and_keys_move() {
         for (form, head_dim) in [(KvForm::Int8, 72), (KvForm::Int16, 33)] {
             let mut pool = KvPages::new(KvShape { pages: 3, kv_heads: 2, head_dim, form }).expect("valid");
             let values: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
             let other: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.3).cos()).collect();
-            pool.store(Isa::detect(), &[2, 0], 70, 1, &values, &other);
+            put(&mut pool, 0, 6, &values, &other);
             let bytes = pool.export(0);
             assert!(pool.import(1, &bytes[1..]).is_err());
             pool.import(1, &bytes).expect("whole page");
@@ -393,7 +452,7 @@ mod tests {
             // The same token at place 3 through a move and by storing it there.
             pool.move_token(&[2, 0], 70, 3);
             let mut direct = KvPages::new(pool.shape).expect("valid");
-            direct.store(Isa::detect(), &[2], 3, 1, &values, &other);
+            put(&mut direct, 2, 3, &values, &other);
             assert_eq!(pool.export(2), direct.export(2));
         }
     }

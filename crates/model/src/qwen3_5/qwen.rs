@@ -197,6 +197,7 @@ impl Qwen {
             if !window.commit {
                 sequence.open = Some(Open {
                     rows: window.rows.clone(),
+                    embeds: (0..count).map(|at| next(&window.rows[at], first + at, embeds)).collect(),
                     parents: window.parents.clone(),
                     pages: window.pages.clone(),
                 });

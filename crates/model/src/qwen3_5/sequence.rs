@@ -28,6 +28,8 @@ pub(super) const KEPT_ROWS: usize = QUEUE_ROWS + WINDOW_ROWS_MAX;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Open {
     pub(super) rows: Vec<Row>,
+    /// What each row embeds.
+    pub(super) embeds: Vec<Next>,
     pub(super) parents: Option<Vec<Option<u32>>>,
     pub(super) pages: Vec<u32>,
 }
@@ -166,12 +168,9 @@ impl Sequence {
             return;
         }
         for &at in path {
-            let row = open.rows[at];
-            if let Some(token) = row.token {
-                let settled = self.settle(Next::Token(token));
-                self.queue.extend(settled);
-            }
-            self.pending = Some(row.position);
+            let settled = self.settle(open.embeds[at].clone());
+            self.queue.extend(settled);
+            self.pending = Some(open.rows[at].position);
             self.kept += 1;
         }
     }
@@ -227,7 +226,8 @@ mod tests {
     }
 
     fn open(tokens: &[u32]) -> Open {
-        Open { rows: tokens.iter().map(|t| row(*t)).collect(), parents: None, pages: vec![7] }
+        let embeds = tokens.iter().map(|t| Next::Token(*t)).collect();
+        Open { rows: tokens.iter().map(|t| row(*t)).collect(), embeds, parents: None, pages: vec![7] }
     }
 
     /// Start, and per row the hidden state's position and the token after it.
@@ -286,6 +286,21 @@ mod tests {
         sequence.expects_drafts = true;
         let window = sequence.advance(0, &[row(142)], &pages, |_| Next::Token(142));
         assert_eq!(shape(&window), (11, vec![(139, 140), (140, 141), (141, 142)]));
+    }
+
+    /// An image row in an uncommitted window settles the row before it like any other.
+    #[test]
+    fn image_rows_of_a_kept_window_are_not_passed_over() {
+        let mut sequence = Sequence::new(0);
+        sequence.advance(0, &[row(10)], &[7], |_| Next::Token(10));
+        let mut open = open(&[11, 12, 13]);
+        open.rows[1].token = None;
+        open.embeds[1] = Next::Image(vec![0.5]);
+        sequence.keep(open, &[0, 1, 2], true);
+        let queue = sequence.take_queue().unwrap();
+        let nexts: Vec<Next> = queue.rows.into_iter().map(|row| row.next).collect();
+        assert_eq!(queue.start, 0);
+        assert_eq!(nexts, [Next::Token(11), Next::Image(vec![0.5]), Next::Token(13)]);
     }
 
     /// No hidden state that is still wanted shares its place with another, however the ring has turned.

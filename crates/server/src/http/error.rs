@@ -8,7 +8,7 @@ use engine::{Refusal, ReplyError};
 use serde_json::{Value, json};
 use text::{Fault, RequestError, TextError};
 
-use crate::{PictureFault, PictureProblem};
+use crate::{LinkError, PictureFault, PictureProblem};
 
 /// Most characters of a client's own text in a message.
 pub const QUOTE_CHARS_MAX: usize = 80;
@@ -331,9 +331,21 @@ impl From<PictureFault> for ApiError {
     fn from(fault: PictureFault) -> Self {
         let PictureFault { path, problem } = fault;
         let code = match &problem {
-            PictureProblem::NoVision | PictureProblem::Remote => Code::UnsupportedParameter,
+            PictureProblem::NoVision => Code::UnsupportedParameter,
+            PictureProblem::Link(error) => match error {
+                LinkError::Bytes { .. } => Code::ImageTooLarge,
+                LinkError::Failed { .. } => Code::InvalidImage,
+                LinkError::Busy => {
+                    return Self::at(Code::QueueFull, path, problem.to_string()).retry(5);
+                }
+                LinkError::Off
+                | LinkError::Form { .. }
+                | LinkError::Host { .. }
+                | LinkError::Inside { .. } => Code::UnsupportedParameter,
+            },
             PictureProblem::TooMany { .. } | PictureProblem::Detail { .. } => Code::InvalidValue,
             PictureProblem::Picture(error) if error.is_too_large() => Code::ImageTooLarge,
+            PictureProblem::TooManyPixels { .. } => Code::ImageTooLarge,
             PictureProblem::Picture(_) | PictureProblem::Url | PictureProblem::Base64 { .. } => {
                 Code::InvalidImage
             }

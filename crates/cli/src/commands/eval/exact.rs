@@ -1,6 +1,6 @@
 //! `clary eval exact`: the contracts of `docs/api.md` section 1 on this machine and model.
 
-use contracts::{Contract, Exact, Outcome, Sizes as ContractSizes, Subject};
+use contracts::{ALBUM_TOKENS, Contract, Exact, Outcome, Sizes as ContractSizes, Subject};
 use device::KvForm;
 use device::cpu::{CpuSettings, Isa};
 use model::Model;
@@ -42,9 +42,10 @@ impl Subject for Machine<'_> {
     fn open(&self, sizes: ContractSizes) -> std::result::Result<Box<dyn Model>, contracts::Error> {
         let failed =
             |source: OpenError| contracts::Error::Open { subject: self.name(), source: Box::new(source) };
-        let device =
+        let mut device =
             device::open(&self.device, load::opening(self.cpu)).map_err(|error| failed(error.into()))?;
-        let model = open(self.weights.source(), device, sizes.settings(self.kv), &mut |_, _| {});
+        let settings = sizes.settings_with_pictures(self.kv, &mut *device);
+        let model = open(self.weights.source(), device, settings, &mut |_, _| {});
         Ok(Box::new(model.map_err(failed)?))
     }
 }
@@ -125,7 +126,7 @@ fn fits(weights: &Weights, args: &ExactArgs, sizes: ContractSizes) -> Result<boo
         rows_max: sizes.rows_max,
         logits_rows_max: sizes.rows_max,
         mtp: true,
-        image_tokens: 0,
+        image_tokens: if weights.parts.vision { ALBUM_TOKENS } else { 0 },
         draft: Draft::Auto,
     };
     load::settle(weights, &args.model, wish)?;

@@ -89,7 +89,10 @@ impl Ready {
         let args = &args;
         let text = TextSide::open(&weights.dir)?;
         let mut device = load::device(&args.model.device, args.threads.threads)?;
-        let vision = vision::settle(&weights, &args.vision, &mut *device)?;
+        let mut vision = vision::settle(&weights, &args.vision, &mut *device)?;
+        if let Some(vision) = &mut vision {
+            vision.link_hosts.clone_from(&args.access.image_url_allow);
+        }
         let image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
         let sizes = sizes::settle(&weights, args, image_tokens)?;
         Ok(Self { args: args.clone(), weights, text, sizes, device, vision })

@@ -80,6 +80,10 @@ pub(crate) struct AccessArgs {
     /// Further names for the Host header, on loopback
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "CLARY_ALLOWED_HOST")]
     pub(crate) allowed_host: Vec<String>,
+    /// Hosts whose pictures are fetched when a request links to them, over https; none: no link is followed
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', value_parser = link_host)]
+    #[arg(env = "CLARY_IMAGE_URL_ALLOW")]
+    pub(crate) image_url_allow: Vec<String>,
     /// Origins whose pages may use the server
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',', env = "CLARY_CORS_ORIGIN")]
     pub(crate) cors_origin: Vec<String>,
@@ -219,6 +223,15 @@ pub(crate) enum Defaults {
     Model,
     /// Temperature 1 and nothing else.
     Openai,
+}
+
+/// A host's name, as it stands in a link.
+fn link_host(text: &str) -> std::result::Result<String, String> {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || ['.', '-'].contains(&letter);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("a host's name is expected, as images.example.com: no scheme, port or star".into()),
+    }
 }
 
 fn slots(text: &str) -> std::result::Result<Slots, String> {
