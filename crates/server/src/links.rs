@@ -119,8 +119,7 @@ impl Links {
         if body.content_length().is_some_and(|length| length > bytes_max as u64) {
             return Err(LinkError::Bytes { max: bytes_max });
         }
-        // The limit refuses a body that reaches it.
-        body.with_config().limit(bytes_max as u64 + 1).read_to_vec().map_err(told)
+        body.with_config().limit(bytes_max as u64).read_to_vec().map_err(told)
     }
 
     /// The host of a link that may be read.
