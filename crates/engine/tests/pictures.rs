@@ -89,6 +89,7 @@ fn a_prompt_resumes_inside_a_picture() {
     assert_solo(&inside, &bench.solo(&cut(95), 0), "inside a picture");
 }
 
+/// T72: every turn of three running streams beside a large picture gives each a token within `max_stall`.
 #[test]
 fn encoding_does_not_stall_streams_and_ends_with_its_request() {
     let mut config = seeing(FakeDrafts::None);
@@ -104,20 +105,24 @@ fn encoding_does_not_stall_streams_and_ends_with_its_request() {
     config.pace = Pace::Clock(engine::ManualClock::default(), cost);
     let max_stall = Duration::from_millis(20);
     let mut bench = Bench::with(config, Settings { max_stall, ..settings() });
-    let mut long = fixed(request(1, 10, 900), 0, 1, false);
-    long.sampling.ignore_eos = true;
-    let stream = bench.ask(long);
-    bench.ticks(3);
+    let long = |seed: u64| {
+        let mut long = fixed(request(seed, 10, 900), 0, 1, false);
+        long.sampling.ignore_eos = true;
+        long
+    };
+    let streams = [10, 11, 12].map(|seed| bench.ask(long(seed)));
+    bench.ticks(9);
+    let said = || streams.each_ref().map(|stream| stream.choice(0).tokens.len());
     let big = || pictured(request(2, 100, 10), vec![(20, picture(5, 12, 20))]);
     let mut asked = bench.ask(big());
-    let (mut said, mut last, mut slices) = (stream.choice(0).tokens.len(), bench.clock.now(), 0);
+    let (mut before, mut last, mut slices) = (said(), bench.clock.now(), 0);
     while asked.choice(0).tokens.is_empty() {
         bench.ticks(1);
-        let now = stream.choice(0).tokens.len();
-        assert!(now > said, "a token each turn");
+        let now = said();
+        assert!(now.iter().zip(&before).all(|(now, before)| now > before), "a token each turn");
         assert!(bench.clock.now() - last <= max_stall, "{:?}", bench.clock.now() - last);
         slices += usize::from(bench.core.status().encoding > 0);
-        (said, last) = (now, bench.clock.now());
+        (before, last) = (now, bench.clock.now());
     }
     assert!(slices > 5, "{slices}");
     asked.cancel();
