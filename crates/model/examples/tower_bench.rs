@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use checkpoint::{Recipe, Synth};
+use checkpoint::{Expected, Kind, Recipe, Synth};
 use device::KvForm;
 use device::cpu::probe::{f32_peak, process_time};
 use device::cpu::{Cpu, CpuSettings, Isa};
@@ -47,7 +47,16 @@ fn tower(blocks: usize) -> Result<Synth> {
     }
     let config = Config::from_json(&json)?;
     let parts = Parts { head: !config.tied(false), mtp: false, vision: true };
-    Ok(Synth::new(json, inventory(&config, parts), Recipe::Bf16, 1))
+    let mut expected = inventory(&config, parts);
+    // Files hold it as a convolution; in memory it is the matrix that it is read as.
+    let vision = config.vision.as_ref().ok_or("the configuration has a tower")?;
+    expected.push(Expected {
+        name: "model.visual.patch_embed.proj".into(),
+        kind: Kind::Matrix { rows: vision.hidden, cols: 3 * vision.frames * vision.patch * vision.patch },
+        needed_by: "the vision tower".into(),
+        optional: false,
+    });
+    Ok(Synth::new(json, expected, Recipe::Bf16, 1))
 }
 
 fn load(source: &Synth, threads: usize, tokens: usize) -> Result<Qwen> {
@@ -62,7 +71,7 @@ fn load(source: &Synth, threads: usize, tokens: usize) -> Result<Qwen> {
         mtp: false,
         image_tokens: tokens,
     };
-    let device = Cpu::new(CpuSettings { threads, isa: Isa::detect() })?;
+    let device = Cpu::new(CpuSettings { threads, isa: Isa::detect() });
     Ok(open(source, Box::new(device), settings, &mut |_, _| {})?)
 }
 
