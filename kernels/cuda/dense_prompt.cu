@@ -20,10 +20,10 @@
 #define SLAB (SIDE * LANES)
 // Slabs that are copied together, and such stages: as much as shared memory holds.
 #ifndef STAGE_SLABS
-#define STAGE_SLABS 8
+#define STAGE_SLABS 16
 #endif
 #ifndef STAGES
-#define STAGES 3
+#define STAGES 2
 #endif
 #define THREADS 256
 
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             // Up to the end of the pass.
             uint end = min(count, slab + steps - step);
             step += end - slab;
-#pragma unroll 2
+#pragma unroll 4
             for (; slab < end; slab++) {
                 Operands now = next;
                 load_operands(next, places);

@@ -3,13 +3,13 @@
 // The work of attention.cuh, with other vectors: a warp has SETS times 8 consecutive rows of one head, so that what
 // it loads of K and V serves all of them, and a block of threads 8 warps. Heads of 72 are a group of 64 and one of 8:
 // of the last group only LAST dims are copied and multiplied, of V only whole eights of dims.
-// Bound: issue slots, about 130 for 64 scores of a warp, half of them exp2 and the codes of the weights.
+// Bound: issue slots, about 170 for 64 scores of a warp, a third of them exp2 and the codes of the weights.
 #include "attention.cuh"
 
 #define WARPS 8
 // Sets of 8 rows of a warp.
 #ifndef SETS
-#define SETS 2
+#define SETS 1
 #endif
 // Blocks of threads that share a multiprocessor.
 #ifndef BLOCKS
@@ -68,6 +68,82 @@ SHARED uint4 key_dims(const schar* keys, int g, uint key, uint c) {
     return *(const uint4*)(keys + g * (KEYS * 64) + key * 16);
 }
 
+// exp2_exact of x <= 0 (or NaN), the same bits: one factor, for 2^x does not overflow.
+SHARED float exp2_below_one(float x) {
+    float c = x < -126.0f ? -126.0f : x;
+    float shifted = c + CLARY_ROUND;
+    float r = c - (shifted - CLARY_ROUND);
+    float q = FLOAT(0x3920fddeu);
+    q = FMA(q, r, FLOAT(0x3aaf9f29u));
+    q = FMA(q, r, FLOAT(0x3c1d96a6u));
+    q = FMA(q, r, FLOAT(0x3d635774u));
+    q = FMA(q, r, FLOAT(0x3e75fdeeu));
+    q = FMA(q, r, CLARY_LN_2);
+    // The low bits of shifted are those of the exponent.
+    float result = FMA(q, r, 1.0f) * FLOAT((BITS(shifted) << 23) + 0x3f800000u);
+    return x < -126.0f ? 0.0f : result;
+}
+
+// Byte `at` (0 or 1) of four words, in order.
+SHARED uint bytes_of(const uint (&x)[4], uint at) {
+    uint low = __byte_perm(x[0], x[1], at | (at + 4) << 4), high = __byte_perm(x[2], x[3], at | (at + 4) << 4);
+    return __byte_perm(low, high, 0x5410);
+}
+
+// weigh() of attention.cuh with fewer steps, the same bits; the value scales of keys that are not seen are 0. A code is the low bits of x *
+// factor + 1.5 2^23, its high digit byte 1 of that plus 128; of a group that faults any codes will do, for its unit is
+// NaN.
+SHARED Weighed weigh_block(float (&s)[16], float scale, uint visible, const float* value_scales, uint (&w)[2][4]) {
+    uint c = threadIdx.x % 4;
+    float top = NEGATIVE_INFINITY;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        s[i] = 8 * (i / 2) + 2 * c + i % 2 < visible ? s[i] * scale : NEGATIVE_INFINITY;
+        top = s[i] > top ? s[i] : top;
+    }
+#pragma unroll
+    for (int h = 1; h <= 2; h++) {
+        float other = __shfl_xor_sync(ALL_LANES, top, h);
+        top = other > top ? other : top;
+    }
+    Weighed part;
+    part.max = ceilf(top);
+    float lane[2] = {0.0f, 0.0f};
+    uint magnitude = 0;
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        float2 scales = *(const float2*)(value_scales + 8 * t);
+        const float of[2] = {scales.x, scales.y};
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float p = exp2_below_one(s[2 * t + e] - part.max);
+            lane[e] = lane[e] + p;
+            s[2 * t + e] = p * of[e];
+            magnitude = max(magnitude, BITS(s[2 * t + e]) & 0x7fffffffu);
+        }
+    }
+#pragma unroll
+    for (int h = 2; h > 0; h >>= 1)
+#pragma unroll
+        for (int e = 0; e < 2; e++) lane[e] = lane[e] + __shfl_xor_sync(ALL_LANES, lane[e], h);
+    part.sum = lane[0] + lane[1];
+    magnitude = quad_max(magnitude);
+    part.unit = quantize_unit(11, magnitude);
+    float factor = quantize_factor(11, magnitude);
+#pragma unroll
+    for (int four = 0; four < 4; four++) {
+        uint code[4], upper[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            code[i] = BITS(FMA(s[4 * four + i], factor, CLARY_ROUND));
+            upper[i] = code[i] + 128;
+        }
+        w[four / 2][four % 2 * 2] = bytes_of(upper, 1);
+        w[four / 2][four % 2 * 2 + 1] = bytes_of(code, 0);
+    }
+    return part;
+}
+
 // One staged block into the values of the span.
 SHARED void full_block(float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS], const Query (&query)[SETS],
                        const Staged& staged, float scale, uint visible) {
@@ -111,12 +187,11 @@ SHARED void full_block(float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS], const
             s[set][2 * t + 1] = score[set][1];
         }
     }
-    auto value_scales = [&](int t) { return *(const float2*)(staged.scales + GROUPS * KEYS + 8 * t + 2 * c); };
     Factors factors[SETS];
     float unit[SETS];
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
-        Weighed weighed = weigh(s[set], scale, visible, value_scales, w[set]);
+        Weighed weighed = weigh_block(s[set], scale, visible, staged.scales + GROUPS * KEYS + 2 * c, w[set]);
         factors[set] = admit(fold[set], weighed.max, weighed.sum);
         unit[set] = weighed.unit;
     }
@@ -183,7 +258,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         wait_for_copies<0>();
         __syncthreads();
         if (block + 1 < blocks) stage_block(room.stages[(block + 1) % 2], block_at(block + 1));
-        full_block(part, fold, query, room.stages[block % 2], shape.scale, min((uint)KEYS, keys - block * KEYS));
+        Staged& staged = room.stages[block % 2];
+        uint visible = min((uint)KEYS, keys - block * KEYS);
+        if (visible < KEYS) {
+            if (threadIdx.x >= visible && threadIdx.x < KEYS) staged.scales[GROUPS * KEYS + threadIdx.x] = 0.0f;
+            __syncthreads();
+        }
+        full_block(part, fold, query, staged, shape.scale, visible);
         if ((block + 1) % SPAN_BLOCKS == 0 || block + 1 == blocks) fold_span(room, whole, part, fold);
     }
 #pragma unroll

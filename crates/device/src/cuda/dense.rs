@@ -10,8 +10,13 @@ const SIDE: usize = 64;
 const PASSES: usize = 8;
 const BLOCK: u32 = 256;
 /// Slabs of a stage and stages, the better first; the second fits every card.
-const STAGINGS: [(usize, usize); 2] = [(8, 3), (4, 2)];
+const STAGINGS: [(usize, usize); 2] = [(16, 2), (4, 2)];
 const SLAB_BYTES: usize = SIDE * 8 * 4;
+
+/// What the end of a pass, the start of a block and a join cost, in the time of a slab.
+const PASS_SLABS: usize = 2;
+const BLOCK_SLABS: usize = 12;
+const JOIN_SLABS: usize = 8;
 
 /// Fewer outputs than this leave most of a tile empty.
 pub(super) const OUTPUTS_MIN: usize = SIDE;
@@ -37,8 +42,15 @@ impl Dense {
     /// Parts that the passes of every tile are shared among: as many as keep all multiprocessors busy to the end.
     fn parts(&self, rows: usize, processors: usize) -> usize {
         let tiles = rows.div_ceil(SIDE) * self.outputs.div_ceil(SIDE);
-        // Rounds of blocks, in eighths of a tile's time; each further part also costs a pass over the outputs.
-        let cost = |parts: usize| (tiles * parts).div_ceil(processors) * (PASSES / parts) * 16 + parts;
+        // Rounds of blocks, in slabs: those of the passes, and what filling the stages and ending passes take. Parts
+        // also cost a pass over the outputs.
+        let steps = self.cols.div_ceil(64);
+        let cost = |parts: usize| {
+            let passes = PASSES / parts;
+            let block = passes * (steps + PASS_SLABS) + BLOCK_SLABS;
+            (tiles * parts).div_ceil(processors) * block
+                + if parts == 1 { 0 } else { JOIN_SLABS + tiles * parts / 64 }
+        };
         [1, 2, 4, PASSES].into_iter().min_by_key(|&parts| cost(parts)).unwrap_or(1)
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::driver::{Driver, Result};
-use super::launch::{Args, Kernel};
+use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
 use super::memory::{DeviceMemory, Span};
 use super::rope::HEAD_DIM_MAX;
@@ -15,6 +15,8 @@ use crate::{Buffer, DeviceError, KvPool, KvShape, PAGE_TOKENS};
 /// Dims of a scale group of K.
 const GROUP: usize = 64;
 const BLOCK: u32 = 256;
+/// Windows of so many rows fill whole pages.
+const LONG_ROWS: usize = 64;
 /// Layers that one launch moves keys of (`KeepJobs` of the kernels).
 const KEEP_JOBS: usize = 32;
 
@@ -192,6 +194,19 @@ pub(super) fn lower_append(c: &mut Lowering<'_>, k: Buffer, v: Buffer, pool: KvP
     let pages = c.kv(pool);
     let (k, v) = (c.plane(k).ptr, c.plane(v).ptr);
     let args = Args::new().step(&c.step()).words(&pages.words()).ptr(k).ptr(v);
+    let step = c.shape();
+    if step.window_rows >= LONG_ROWS {
+        let tiles = step.window_rows.div_ceil(PAGE_TOKENS) + 1;
+        let sizes = pages.sizes();
+        c.push(Launch {
+            kernel: Kernel::new("kv_pages.cu", "kv_append_pages"),
+            grid: [tiles, 2 * pages.shape.kv_heads, step.windows].map(|n| n as u32),
+            block: BLOCK,
+            shared: (pages.digits() * sizes.plane() + 4 * pages.groups() * PAGE_TOKENS) as u32,
+            args,
+        });
+        return Ok(());
+    }
     let block = (2 * pages.shape.kv_heads as u32 * 32).min(BLOCK);
     c.launch(kernel("kv_append"), [c.shape().rows, 1, 1], block, args);
     Ok(())

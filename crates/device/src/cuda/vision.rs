@@ -13,9 +13,12 @@ use crate::{Activation, AttentionShape, Buffer, DeviceError, KvPool, Rotary, Vec
 const BLOCK: u32 = 256;
 /// Values of a block of the elementwise kernels.
 const VALUES: usize = 4 * BLOCK as usize;
-/// Warps of a block of attention, and most sets of 8 rows of a warp.
+/// Rows of a block of the norm.
+const NORM_ROWS: usize = 8;
+/// Warps of a block of attention; a warp has 8 rows.
 const WARPS: usize = 8;
-const SETS_MAX: usize = 2;
+/// Widest heads of which registers hold two blocks of a multiprocessor.
+const TWO_BLOCKS_DIM: usize = 80;
 /// Dims of a group, and keys of a block.
 const GROUP: usize = 64;
 
@@ -111,9 +114,9 @@ impl Cuda {
     }
 }
 
-/// A launch over `values` values.
-fn elementwise(c: &mut Lowering<'_>, name: &'static str, args: Args, values: usize) {
-    c.launch(kernel(name), [values.div_ceil(VALUES).max(1), 1, 1], BLOCK, args.u64(values as u64));
+/// A launch over `rows` rows of `width` values.
+fn elementwise(c: &mut Lowering<'_>, name: &'static str, args: Args, rows: usize, width: usize) {
+    c.launch(kernel(name), [width.div_ceil(VALUES), rows, 1], BLOCK, args.size(width));
 }
 
 /// Lowers a command of this file.
@@ -124,13 +127,14 @@ pub(super) fn lower(c: &mut Lowering<'_>, command: &Command) -> Result {
             let (from, to) = (c.plane(from), c.output(to));
             let place = |ptr: u64, row: usize, width: usize| ptr + 4 * (row * width) as u64;
             let args = Args::new().ptr(place(from.ptr, first, from.width)).ptr(place(to.ptr, at, to.width));
-            elementwise(c, "copy_span", args, values);
+            let blocks = values.div_ceil(VALUES).max(1);
+            c.launch(kernel("copy_span"), [blocks, 1, 1], BLOCK, args.u64(values as u64));
         }
         C::LayerNorm { x, rows, weight, bias, eps, out } => {
             let ((weight, width), (bias, _)) = (c.vector(weight), c.vector(bias));
-            let args = Args::new().ptr(c.plane(x).ptr).ptr(weight).ptr(bias).size(width);
+            let args = Args::new().ptr(c.plane(x).ptr).ptr(weight).ptr(bias).size(rows).size(width);
             let args = args.f32(f32::from_bits(eps)).ptr(c.output(out).ptr);
-            c.launch(kernel("layer_norm"), [rows, 1, 1], BLOCK, args);
+            c.launch(kernel("layer_norm"), [rows.div_ceil(NORM_ROWS), 1, 1], BLOCK, args);
         }
         C::Bias { x, rows, bias, act } => {
             let name = match act {
@@ -139,13 +143,13 @@ pub(super) fn lower(c: &mut Lowering<'_>, command: &Command) -> Result {
                 Activation::GeluErf => "bias_gelu_erf",
             };
             let (bias, width) = c.vector(bias);
-            let args = Args::new().ptr(c.output(x).ptr).ptr(bias).size(width);
-            elementwise(c, name, args, rows * width);
+            let args = Args::new().ptr(c.output(x).ptr).ptr(bias);
+            elementwise(c, name, args, rows, width);
         }
         C::AddBias { x, delta, rows, bias } => {
             let (bias, width) = c.vector(bias);
-            let args = Args::new().ptr(c.output(x).ptr).ptr(c.plane(delta).ptr).ptr(bias).size(width);
-            elementwise(c, "add_bias", args, rows * width);
+            let args = Args::new().ptr(c.output(x).ptr).ptr(c.plane(delta).ptr).ptr(bias);
+            elementwise(c, "add_bias", args, rows, width);
         }
         C::Rope2d { qkv, bias, rotary, shape, parts } => {
             let (table, bias) = (c.rotary(rotary).words(), c.vector(bias).0);
@@ -163,13 +167,13 @@ pub(super) fn lower(c: &mut Lowering<'_>, command: &Command) -> Result {
 }
 
 /// Bytes of the kernel's `Room`; `last`: dims of the last group.
-fn room(pages: &KvPages, last: usize, sets: usize) -> usize {
+fn room(pages: &KvPages, last: usize) -> usize {
     let (groups, digits) = (pages.groups(), pages.digits());
     let eights = (groups - 1) * 8 + last / 8;
     let last_bytes = if last <= 16 { 16 } else { GROUP };
     let keys = ((groups - 1) * GROUP + last_bytes) * GROUP;
     let staged = digits * (keys + eights * 8 * GROUP) + 4 * (groups + 1) * GROUP;
-    2 * staged + sets * eights * 2 * 32 * WARPS * 4
+    2 * staged + eights * 2 * 32 * WARPS * 4
 }
 
 /// [`crate::Device::full_attention`]; `words` are those of [`Cuda::record_full_attention`].
@@ -193,12 +197,11 @@ fn full_attention(
     let out = c.output(out).ptr;
     let last = ((head_dim - 1) % GROUP + 1).next_multiple_of(8);
     let shared_max = c.driver().facts().shared_max as usize;
-    let fits = |sets: &usize| room(&pages, last, *sets) <= shared_max;
-    let Some(sets) = (1..=SETS_MAX).rev().find(fits) else {
+    if room(&pages, last) > shared_max {
         let message =
             format!("heads of {head_dim} of a picture need more shared memory than {shared_max} bytes");
         return failed("full_attention", message);
-    };
+    }
     let step = c.shape();
     let sizes = [heads as u64, (scale.to_bits() as u64) << 32];
     let args = Args::new().step(&c.step()).words(&pages.words()).words(&sizes).ptr(words);
@@ -207,10 +210,10 @@ fn full_attention(
             .define("GROUPS", pages.groups())
             .define("DIGITS", pages.digits())
             .define("LAST", last)
-            .define("SETS", sets),
-        grid: [step.window_rows.div_ceil(8 * WARPS * sets), heads, step.windows].map(|n| n as u32),
+            .define("BLOCKS", 1 + u32::from(head_dim <= TWO_BLOCKS_DIM)),
+        grid: [step.window_rows.div_ceil(8 * WARPS), heads, step.windows].map(|n| n as u32),
         block: 32 * WARPS as u32,
-        shared: room(&pages, last, sets) as u32,
+        shared: room(&pages, last) as u32,
         args: args.words(&queries).ptr(out),
     });
     Ok(())
