@@ -113,7 +113,8 @@ fn dress(mut request: Request, number: u64, slots: usize) -> Request {
     request.logprobs = dice.percent(20).then(|| dice.below(4) as u32);
     request.prompt_logprobs = dice.percent(8).then(|| dice.below(3) as u32);
     request.cache = dice.percent(85);
-    request.namespace = ["", "other"][usize::from(dice.percent(10))].into();
+    // Neighbours in one conversation may belong to different users.
+    request.namespace = ["", "", "", "other", "third"][dice.below(5) as usize].into();
     request.marks =
         (0..dice.below(3)).map(|_| dice.below(1 + request.prompt.len() as u64) as usize).collect();
     let length = request.prompt.len() as u64;
@@ -189,14 +190,26 @@ fn simulate(seed: u64) {
         let max_tokens = dice.below(30) as usize;
         let number = dice.next();
         let request = dress(Request::new(prompt.clone(), max_tokens), number, slots);
-        let asked = bench.ask(request);
-        sent.push(Sent { asked, prompt, max_tokens, number, cancelled: false });
+        let leaves = dice.percent(12);
+        let asked = match leaves {
+            true => bench.ask_and_leave(request, 1 + dice.below(8) as usize),
+            false => bench.ask(request),
+        };
+        sent.push(Sent { asked, prompt, max_tokens, number, cancelled: leaves });
         for _ in 0..dice.below(12) {
             bench.core.tick();
+            let at = dice.below(sent.len() as u64) as usize;
             if dice.percent(4) {
-                let at = dice.below(sent.len() as u64) as usize;
                 sent[at].cancelled = true;
                 sent[at].asked.cancel();
+            } else if dice.percent(4) {
+                sent[at].cancelled = true;
+                sent[at].asked.cancel_choice(dice.below(3) as u32);
+            } else if dice.percent(4) {
+                // Looking changes nothing, least of all what is about to be evicted.
+                let request = sent[at].request(slots);
+                let checked = bench.core.limits().check(request).expect("it fitted before");
+                bench.core.look_up_now(&checked);
             }
             if dice.percent(3) {
                 bench.clock.advance(Duration::from_millis(dice.below(50)));

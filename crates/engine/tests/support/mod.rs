@@ -51,7 +51,9 @@ impl Asked {
     }
 
     pub fn cancel_choice(&mut self, choice: u32) {
-        self.ticket.as_ref().expect("not cancelled whole").cancel(choice);
+        if let Some(ticket) = &self.ticket {
+            ticket.cancel(choice);
+        }
     }
 
     pub fn done(&self) -> bool {
@@ -148,6 +150,24 @@ impl Bench {
         let (reply, ticket) = Reply::new(Box::new(sink));
         self.core.submit(checked, reply);
         Ok(Asked { heard, ticket: Some(ticket) })
+    }
+
+    /// Asks, and leaves from inside the engine's step: when it tells the `events`th event.
+    pub fn ask_and_leave(&mut self, request: Request, events: usize) -> Asked {
+        let (heard, mut sink) = listener(request.choices);
+        let checked = self.core.limits().check(request).expect("fits");
+        let kept: Arc<Mutex<Option<Ticket>>> = Arc::default();
+        let (mine, mut left) = (kept.clone(), events);
+        let (reply, ticket) = Reply::new(Box::new(move |event| {
+            sink(event);
+            left = left.saturating_sub(1);
+            if left == 0 {
+                drop(mine.lock().expect("no panic").take());
+            }
+        }));
+        *kept.lock().expect("no panic") = Some(ticket);
+        self.core.submit(checked, reply);
+        Asked { heard, ticket: None }
     }
 
     pub fn ticks(&mut self, count: usize) {
