@@ -70,6 +70,7 @@ fn load(source: &Synth, threads: usize, tokens: usize) -> Result<Qwen> {
         logits_rows_max: 1,
         mtp: false,
         image_tokens: tokens,
+        card: false,
     };
     let device = Cpu::new(CpuSettings { threads, isa: Isa::detect() });
     Ok(open(source, Box::new(device), settings, &mut |_, _| {})?)

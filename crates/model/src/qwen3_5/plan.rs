@@ -183,12 +183,14 @@ fn card_bytes(config: &Config, settings: &Settings) -> u64 {
     let codes = (2 * config.hidden + config.shared_width) as u64 + heads + values;
     // Digits of queries; normed queries and keys of the delta rule, and its gates.
     let digits = 2 * heads + 8 * (d.key_heads * d.key_dim + d.value_heads) as u64;
-    // Of each routed row: gate and up, their product for few rows, its codes.
-    let routed = (config.picks * config.expert_width) as u64 * 15;
+    // Codes of a matrix's rows once more, in one unit.
+    let aligned = (config.hidden as u64).max(heads).max(values) * 17 / 8;
+    // Of each routed row: gate and up, their product for few rows, its codes, also in one unit.
+    let routed = (config.picks * config.expert_width) as u64 * 17;
     let spans = settings.context.div_ceil(device::cuda::SPAN_TOKENS).next_power_of_two() as u64;
     let parts = (settings.slots * WINDOW_ROWS_MAX) as u64 * spans * (heads + 2 * a.heads as u64) * 4;
     let attention = parts.min(device::cuda::SPAN_BYTES_MAX as u64);
-    CARD_FIXED + rows * (codes * 17 / 8 + digits + routed) + attention
+    CARD_FIXED + rows * (codes * 17 / 8 + aligned + digits + routed) + attention
 }
 
 /// Bytes of everything the vision tower needs beside its weights.
