@@ -142,26 +142,41 @@ pub(crate) struct ModelArgs {
     /// Folder, or name of a pulled model; where no text is made of its weights also
     /// synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S
     pub(crate) model: String,
-    /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference
-    /// (float64, slow, the judge of errors)
-    #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
-    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
     /// Form of the K/V cache
     #[arg(long, value_enum, default_value_t = Kv::Int8, env = "CLARY_KV")]
     pub(crate) kv: Kv,
     /// Most tokens of a sequence, or auto: what fits, up to the trained length
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = ctx, env = "CLARY_CTX")]
     pub(crate) ctx: Ctx,
-    /// Bytes (also as 12GiB) or percent (80%) of the memory that is free at start
-    #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
-    #[arg(env = "CLARY_MEMORY_LIMIT")]
-    pub(crate) memory_limit: MemoryLimit,
     /// Whether the model thinks before it answers [default: on]
     #[arg(long, value_enum, env = "CLARY_THINKING")]
     pub(crate) thinking: Option<OnOff>,
     /// Variables for the chat template: enable_thinking, preserve_thinking, add_vision_id
     #[arg(long, value_name = "JSON", alias = "default-chat-template-kwargs", env = "CLARY_TEMPLATE_KWARGS")]
     pub(crate) template_kwargs: Option<String>,
+}
+
+impl ModelArgs {
+    /// The same on the device of this name.
+    pub(crate) fn on(&self, device: String) -> Self {
+        let machine = MachineArgs { device, ..self.machine.clone() };
+        Self { machine, ..self.clone() }
+    }
+}
+
+/// What a model is run on.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MachineArgs {
+    /// cpu, cuda:0 (the first NVIDIA card), auto (a card with enough free memory, else cpu), or reference
+    /// (float64, slow, the judge of errors)
+    #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
+    pub(crate) device: String,
+    /// Bytes (also as 12GiB) or percent (80%) of the memory that is free at start
+    #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
+    #[arg(env = "CLARY_MEMORY_LIMIT")]
+    pub(crate) memory_limit: MemoryLimit,
 }
 
 /// `--threads` of commands that use one number of them.

@@ -89,7 +89,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         context: 1,
         pages: sizes.slots,
         kv: form(args.kv),
-        rows_max: step_rows(&args.device, sizes.rows_max),
+        rows_max: step_rows(&args.machine.device, sizes.rows_max),
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
         image_tokens: sizes.image_tokens,
@@ -99,7 +99,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         config: &weights.config,
         mtp: sizes.mtp && weights.parts.mtp,
         weights: weights.bytes,
-        limit: memory::limit(args.memory_limit, &args.device),
+        limit: memory::limit(args.machine.memory_limit, &args.machine.device),
         spare_pages: sizes.snapshots,
     };
     wish.settle(&settings, sizes.ctx)
@@ -163,8 +163,8 @@ pub(crate) fn load(
     sizes: Sizes,
     output: &Output,
 ) -> Result<Loaded> {
-    let args = &ModelArgs { device: named(&args.device, weights), ..args.clone() };
-    load_on(weights, args, device(&args.device, threads)?, sizes, output)
+    let args = &args.on(named(&args.machine.device, weights));
+    load_on(weights, args, device(&args.machine.device, threads)?, sizes, output)
 }
 
 /// The same on a device that is there already.

@@ -43,8 +43,8 @@ pub(crate) fn start_with<T>(
     let weights = Weights::open(&args.model)?;
     let text = TextSide::open(&weights.dir)?;
     let made = make(&text)?;
-    let args = &ModelArgs { device: load::named(&args.device, &weights), ..args.clone() };
-    let mut device = load::device(&args.device, threads)?;
+    let args = &args.on(load::named(&args.machine.device, &weights));
+    let mut device = load::device(&args.machine.device, threads)?;
     let vision = vision::settle(&weights, vision, &mut *device)?;
     sizes.image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
     let loaded = load::load_on(&weights, args, device, sizes, output)?;

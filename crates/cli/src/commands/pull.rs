@@ -68,7 +68,10 @@ fn parallel(text: &str) -> std::result::Result<usize, String> {
 
 /// Fetches a model.
 pub(crate) fn pull(args: &PullArgs, output: &Output) -> Result {
-    let name = Name::parse(&args.name).ok_or_else(|| {
+    // The address of a model's page is what people copy.
+    let page = args.name.strip_prefix(args.hub.trim_end_matches('/')).and_then(|rest| rest.strip_prefix('/'));
+    let name = page.unwrap_or(&args.name).trim_end_matches('/');
+    let name = Name::parse(name).ok_or_else(|| {
         Failure::usage(format!("{}: no name of a model", args.name))
             .hint("owner/name, or owner/name@revision")
     })?;

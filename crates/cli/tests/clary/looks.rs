@@ -55,3 +55,20 @@ fn a_doctor_looks_at_everything() {
     let document = clary(&["doctor", "--store", &store, "--port", "0", "--json"]).code(0).json();
     assert_eq!(document["works"], true);
 }
+
+#[test]
+fn a_doctor_needs_no_home() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_clary"))
+        .args(["doctor", "--port", "0"])
+        .env_remove("HOME")
+        .env_remove("XDG_DATA_HOME")
+        .env_remove("CLARY_STORE")
+        .output()
+        .expect("it runs");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{out}");
+    assert!(
+        out.contains("warn  disk space    there is no store") && out.contains("fix: --store DIR"),
+        "{out}"
+    );
+}

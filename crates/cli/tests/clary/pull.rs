@@ -78,7 +78,10 @@ fn a_model_is_pulled_run_listed_and_removed() {
     assert!(
         stub.seen().iter().all(|seen| !seen.path.contains("README") && !seen.path.contains("vocab.json"))
     );
-    pull(&stub, dir.path(), &["--json"]).code(0).out_has("\"fetched_bytes\": 0");
+    let page = format!("{}/own/demo", stub.url);
+    let store = dir.path().display().to_string();
+    let again = clary(&["pull", &page, "--hub", &stub.url, "--store", &store, "--json"]).code(0);
+    again.out_has("\"fetched_bytes\": 0");
     assert_eq!(stub.seen().len(), asked + 1, "only the listing is asked for");
 
     let answer = ["run", "own/demo", "What is 37 + 58?", "--temperature", "0", "--ctx", "512"];

@@ -27,6 +27,7 @@ fn mistakes_on_the_command_line_are_usage_errors() {
         &["logits", &demo],
         &["bench", &demo, "--reps", "0"],
         &["bench", &demo, "--prompt", "1,x"],
+        &["bench", &demo, "--prompt", "4096"],
         &["completions", "cmd"],
         &["info", "synth:x.json?colour=red"],
     ] {

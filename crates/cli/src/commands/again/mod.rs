@@ -19,7 +19,7 @@ use files::Told;
 use plain::{Plain, Words};
 use seen::Seen;
 
-use crate::args::{Ctx, Kv, MemoryLimit, OnOff, ThreadsArg, ctx, memory_limit};
+use crate::args::{Ctx, Kv, MachineArgs, OnOff, ThreadsArg, ctx};
 use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -29,9 +29,8 @@ use crate::vision::VisionArgs;
 /// How to run a reply again. What is not given is as the receipt says.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgainArgs {
-    /// cpu or auto; no bit depends on it
-    #[arg(long, value_name = "NAME", default_value = "auto", env = "CLARY_DEVICE")]
-    pub(crate) device: String,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
     /// Form of the K/V cache [default: the receipt's]
@@ -40,10 +39,6 @@ pub(crate) struct AgainArgs {
     /// Most tokens of a sequence, or auto: what fits [default: the receipt's]
     #[arg(long, value_name = "N|auto", value_parser = ctx)]
     pub(crate) ctx: Option<Ctx>,
-    /// Bytes (also as 12GiB) or percent (80%) of the memory that is free at start
-    #[arg(long, value_name = "BYTES|PERCENT", default_value = "95%", value_parser = memory_limit)]
-    #[arg(env = "CLARY_MEMORY_LIMIT")]
-    pub(crate) memory_limit: MemoryLimit,
     /// As the server was started: pictures are part of what a reply is made from.
     #[command(flatten)]
     pub(crate) vision: VisionArgs,

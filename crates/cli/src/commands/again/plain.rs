@@ -47,7 +47,7 @@ impl Plain {
         words: Words,
         output: &Output,
     ) -> Result<std::result::Result<Self, Difference>> {
-        if args.device == "reference" {
+        if args.machine.device == "reference" {
             let message = "the reference device is outside the contracts: its bits are others";
             return Err(Failure::usage(message).hint("--device cpu"));
         }
@@ -69,9 +69,9 @@ impl Plain {
             return Ok(Err(Difference::new(what, message)));
         }
         let kv = args.kv.map_or_else(|| kv(&receipt.kv), Ok)?;
-        let mut model_args = model_args(receipt, &model, args, kv);
-        model_args.device = load::named(&model_args.device, &weights);
-        let mut device = load::device(&model_args.device, args.threads.threads)?;
+        let device = load::named(&args.machine.device, &weights);
+        let model_args = model_args(receipt, &model, args, kv).on(device);
+        let mut device = load::device(&model_args.machine.device, args.threads.threads)?;
         let vision = match receipt.images.is_empty() {
             true => None,
             false => vision::settle(&weights, &args.vision, &mut *device)?,
@@ -155,10 +155,9 @@ fn model_args(receipt: &Receipt, model: &str, args: &AgainArgs, kv: Kv) -> Model
     });
     ModelArgs {
         model: model.to_owned(),
-        device: args.device.clone(),
         kv,
         ctx,
-        memory_limit: args.memory_limit,
+        machine: args.machine.clone(),
         thinking: None,
         template_kwargs: None,
     }

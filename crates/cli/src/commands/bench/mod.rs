@@ -36,7 +36,7 @@ struct Measured {
 /// Measures every case, then the machine, and prints a table.
 pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
     super::no_template(&args.model, output)?;
-    if args.model.device == "reference" {
+    if args.model.machine.device == "reference" {
         return Err(Failure::usage("the reference device judges errors; its speed means nothing")
             .hint("--device cpu"));
     }
@@ -52,7 +52,7 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
     let sizes = Sizes {
         slots: 1,
         snapshots: 0,
-        ctx: context(args.model.ctx, longest + args.tokens)?,
+        ctx: context(args.model.ctx, longest + args.tokens, weights.config.positions_max)?,
         rows_max: ROWS_MAX.min(longest),
         logits_rows_max: 1,
         mtp: false,
@@ -90,15 +90,20 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
         output.note(&format!("memory   {}", memory::held(&loaded.qwen, &device)))?;
     }
     measured.peak = memory::peak();
-    let device = load::named(&args.model.device, &weights);
+    let device = load::named(&args.model.machine.device, &weights);
     measured.machines =
         threads.iter().map(|&threads| Machine::measure(&device, threads)).collect::<Result<_>>()?;
     report::print(&measured, args, output)?;
     equal(&measured.cases)
 }
 
-fn context(ctx: Ctx, needed: usize) -> Result<Ctx> {
+fn context(ctx: Ctx, needed: usize, trained: usize) -> Result<Ctx> {
     match ctx {
+        _ if needed > trained => {
+            let message =
+                format!("the longest case needs {needed} tokens; the model was trained for {trained}");
+            Err(Failure::usage(message).hint("lower --prompt and --tokens"))
+        }
         Ctx::Tokens(tokens) if tokens < needed => {
             Err(Failure::usage(format!("--ctx is {tokens}, but the longest case needs {needed} tokens"))
                 .hint("leave --ctx out, or lower --prompt and --tokens"))

@@ -43,7 +43,7 @@ pub(super) fn bench(weights: &Weights, args: &BenchArgs, output: &Output) -> Res
     let sizes = Sizes {
         slots,
         snapshots: 0,
-        ctx: context(args.model.ctx, longest + args.tokens)?,
+        ctx: context(args.model.ctx, longest + args.tokens, weights.config.positions_max)?,
         rows_max: ROWS_MAX.max(slots * (DRAFT_MAX + 1)),
         logits_rows_max: slots * (DRAFT_MAX + 1),
         mtp: is_drafted,

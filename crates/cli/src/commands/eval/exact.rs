@@ -53,13 +53,13 @@ impl Subject for Machine<'_> {
 /// Runs every contract and prints a row for each.
 pub(crate) fn exact(args: &ExactArgs, output: &Output) -> Result {
     super::super::no_template(&args.model, output)?;
-    if args.model.device == "reference" {
+    if args.model.machine.device == "reference" {
         let message = "the reference device judges errors; it is outside the contracts";
         return Err(Failure::usage(message).hint("--device cpu"));
     }
     Interrupt::install()?;
     let weights = Weights::open(&args.model.model)?;
-    let device = load::named(&args.model.device, &weights);
+    let device = load::named(&args.model.machine.device, &weights);
     let kv = load::form(args.model.kv);
     let cpu = CpuSettings { threads: load::threads(args.threads.threads), isa: Isa::detect() };
     let subject = Machine { weights: &weights, device, kv, cpu };

@@ -70,7 +70,7 @@ fn questions(folder: &Path) -> Result<Vec<Item>> {
 }
 
 fn open(weights: &Weights, text: TextSide, args: &VisionEvalArgs, slots: usize) -> Result<(Session, String)> {
-    let mut device = load::device(&args.model.device, args.threads.threads)?;
+    let mut device = load::device(&args.model.machine.device, args.threads.threads)?;
     let Some(vision) = vision::settle(weights, &args.vision, &mut *device)? else {
         return Err(Failure::new(Exit::Model, "the model or the device takes no pictures")
             .hint("--vision on says which"));

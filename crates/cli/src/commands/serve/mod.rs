@@ -47,7 +47,7 @@ const THREADS: usize = 2;
 
 /// Serves until it is told to end.
 pub(crate) fn serve(args: &ServeArgs, output: &Output) -> Result {
-    if args.model.device == "reference" {
+    if args.model.machine.device == "reference" {
         let message = "the reference device is outside the contracts and is not served";
         return Err(Failure::usage(message).hint("--device cpu"));
     }
@@ -85,10 +85,10 @@ impl Ready {
     fn new(args: &ServeArgs) -> Result<Self> {
         let weights = Weights::open(&args.model.model)?;
         let mut args = args.clone();
-        args.model.device = load::named(&args.model.device, &weights);
+        args.model = args.model.on(load::named(&args.model.machine.device, &weights));
         let args = &args;
         let text = TextSide::open(&weights.dir)?;
-        let mut device = load::device(&args.model.device, args.threads.threads)?;
+        let mut device = load::device(&args.model.machine.device, args.threads.threads)?;
         let mut vision = vision::settle(&weights, &args.vision, &mut *device)?;
         if let Some(vision) = &mut vision {
             vision.link_hosts.clone_from(&args.access.image_url_allow);

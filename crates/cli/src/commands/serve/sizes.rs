@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
 
 /// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
 pub(crate) fn settle(weights: &Weights, args: &ServeArgs, image_tokens: usize) -> Result<Sizes> {
-    let limit = memory::limit(args.model.memory_limit, &args.model.device);
+    let limit = memory::limit(args.model.machine.memory_limit, &args.model.machine.device);
     let ask = Ask { weights, args, image_tokens, limit };
     match args.work.cache_ram {
         CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
@@ -74,7 +74,7 @@ impl Ask<'_> {
             context: 1,
             pages: slots,
             kv: load::form(self.args.model.kv),
-            rows_max: load::step_rows(&self.args.model.device, ROWS_MAX),
+            rows_max: load::step_rows(&self.args.model.machine.device, ROWS_MAX),
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
             image_tokens: self.image_tokens,
