@@ -34,7 +34,11 @@ def test_thinking(client):
         final = stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert "7 + 8 = 15" in final.content[0].thinking and final.content[0].signature
-    again = [*QUESTION, {"role": "assistant", "content": final.content}, {"role": "user", "content": "Thank you!"}]
+    again = [
+        *QUESTION,
+        {"role": "assistant", "content": final.content},
+        {"role": "user", "content": "Thank you!"},
+    ]
     assert text_of(client.messages.create(model="demo", max_tokens=100, messages=again))
 
 

@@ -5,6 +5,7 @@
 Nothing here comes from the libraries that wrote the files, so agreement shows that the
 rules in docs/formats.md are enough to read them.
 """
+
 import hashlib
 import json
 import struct
@@ -13,8 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-KINDS = {"BF16": (2, "<u2"), "F16": (2, "<f2"), "F32": (4, "<f4"), "U32": (4, "<u4"), "I32": (4, "<u4"),
-         "I64": (8, "<i8")}
+KINDS = {
+    "BF16": (2, "<u2"),
+    "F16": (2, "<f2"),
+    "F32": (4, "<f4"),
+    "U32": (4, "<u4"),
+    "I32": (4, "<u4"),
+    "I64": (8, "<i8"),
+}
 
 
 def sha(a) -> str:
@@ -33,7 +40,7 @@ def read_file(path: Path) -> dict:
     (n,) = struct.unpack("<Q", blob[:8])
     if 8 + n > len(blob):
         raise ValueError(f"{path.name}: not a safetensors file")
-    header = json.loads(blob[8:8 + n], object_pairs_hook=pairs)
+    header = json.loads(blob[8 : 8 + n], object_pairs_hook=pairs)
     header.pop("__metadata__", None)
     out, last = {}, 0
     for name, t in header.items():
@@ -41,7 +48,10 @@ def read_file(path: Path) -> dict:
         begin, end = t["data_offsets"]
         if end - begin != size * int(np.prod(t["shape"], dtype=np.int64)):
             raise ValueError(f"{name}: size does not match its shape")
-        out[name] = (t["dtype"], np.frombuffer(blob, kind, (end - begin) // size, 8 + n + begin).reshape(t["shape"]))
+        out[name] = (
+            t["dtype"],
+            np.frombuffer(blob, kind, (end - begin) // size, 8 + n + begin).reshape(t["shape"]),
+        )
         last = max(last, end)
     if 8 + n + last != len(blob):
         raise ValueError(f"{path.name}: truncated or overlong")
@@ -82,7 +92,7 @@ def module(name: str, t: dict, width: int):
         bits, group = q.shape[-1] * 32 // width, width // s.shape[-1]
         codes = stream(q, bits)
         value = np.repeat(s, group, -1) * codes + np.repeat(b, group, -1)
-    return codes, value.astype("<f4") + np.float32(0), bits, group      # -0.0 becomes 0.0
+    return codes, value.astype("<f4") + np.float32(0), bits, group  # -0.0 becomes 0.0
 
 
 def check(folder: Path) -> None:
@@ -113,8 +123,10 @@ def check(folder: Path) -> None:
         used.add(name)
     if set(tensors) != used:
         raise ValueError(f"not covered: {sorted(set(tensors) - used)[:5]}")
-    print(f"{folder.name}: {len(golden['quantized'])} packed ({negative} with negative scales), "
-          f"{len(golden['unquantized'])} plain, all equal")
+    print(
+        f"{folder.name}: {len(golden['quantized'])} packed ({negative} with negative scales), "
+        f"{len(golden['unquantized'])} plain, all equal"
+    )
 
 
 if __name__ == "__main__":
