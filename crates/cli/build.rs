@@ -1,5 +1,6 @@
 //! Says which commit the binary is built from, where there is a repository to ask.
 
+use std::path::Path;
 use std::process::Command;
 
 fn main() {
@@ -7,7 +8,9 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLARY_COMMIT");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src");
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+    // A file that is named and not there would have the crate built anew every time.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"]);
+    if let Some(log) = log.filter(|log| Path::new(log).exists()) {
         println!("cargo:rerun-if-changed={log}");
     }
     let told = std::env::var("CLARY_COMMIT").ok().filter(|commit| !commit.is_empty());

@@ -47,7 +47,7 @@ impl Origin {
         if path.exists() {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             let parent = parent.unwrap_or(Path::new("."));
-            return Err(Failure::new(Exit::Model, format!("{text} is a file; a MODEL is a folder"))
+            return Err(Failure::new(Exit::Model, format!("{text}: is a file; a MODEL is a folder"))
                 .hint(format!("try {}", parent.display())));
         }
         let Some(name) = Name::parse(text) else {

@@ -42,14 +42,14 @@ impl Target {
             Ok(there) if there.is_file() => there,
             Ok(there) => {
                 let kind = if there.is_dir() { "a folder" } else { "no regular file" };
-                return Err(Failure::usage(format!("{} is {kind}; name a file", path.display()))
+                return Err(Failure::usage(format!("{}: is {kind}; name a file", path.display()))
                     .hint("a file of this name is written, or replaced where there is one"));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
             Err(error) => return Err(failed(error)),
         };
         let Some(name) = path.file_name() else {
-            return Err(Failure::usage(format!("{} is no file name", path.display()))
+            return Err(Failure::usage(format!("{}: is no file name", path.display()))
                 .hint("a file of this name is written, or replaced where there is one"));
         };
         let mut partial_name = name.to_owned();

@@ -145,7 +145,7 @@ impl Job<'_> {
         match is_empty {
             true => Ok(None),
             false => {
-                let message = format!("{} is not empty and not this model", self.place.display());
+                let message = format!("{}: is not empty and not this model", self.place.display());
                 Err(Failure::usage(message).hint("--to names a folder that is new or empty"))
             }
         }
