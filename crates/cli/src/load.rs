@@ -93,7 +93,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
         image_tokens: sizes.image_tokens,
-        card: device::card(&args.device).is_some(),
+        card: device::card(&args.machine.device).is_some(),
     };
     let wish = Wish {
         config: &weights.config,
@@ -186,7 +186,7 @@ pub(crate) fn load_on(
     drop(progress);
     let loaded = Loaded { qwen, time: start.elapsed() };
     if output.verbose > 0 {
-        report(weights, &loaded, &settings, &args.device, output)?;
+        report(weights, &loaded, &settings, &args.machine.device, output)?;
     }
     Ok(loaded)
 }

@@ -86,7 +86,7 @@ pub(crate) fn bench(args: &BenchArgs, output: &Output) -> Result {
             }
             measured.cases.push(case);
         }
-        let device = load::named(&args.model.device, &weights);
+        let device = load::named(&args.model.machine.device, &weights);
         output.note(&format!("memory   {}", memory::held(&loaded.qwen, &device)))?;
     }
     measured.peak = memory::peak();

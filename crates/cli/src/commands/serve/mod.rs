@@ -109,7 +109,7 @@ impl Ready {
         };
         let qwen = open(self.weights.source(), self.device, self.sizes.model.clone(), &mut show)?;
         drop(progress);
-        report.loaded(&qwen, &self.args.model.device);
+        report.loaded(&qwen, &self.args.model.machine.device);
         let grammar = GrammarCompiler::new(&self.text.tokenizer, &self.text.defaults.stop_ids)?;
         let (vocabulary, ends) = (self.text.tokenizer.vocab_size(), self.text.defaults.stop_ids.clone());
         let work = &self.args.work;

@@ -78,7 +78,7 @@ impl Ask<'_> {
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
             image_tokens: self.image_tokens,
-            card: device::card(&self.args.model.device).is_some(),
+            card: device::card(&self.args.model.machine.device).is_some(),
         }
     }
 
