@@ -460,7 +460,7 @@ fn embedding_rows_equal_the_cpu() {
 }
 
 /// A large matrix out of a repeated random block.
-fn large(outputs: usize, cols: usize, scheme: Scheme, seed: u64) -> Matrix {
+pub(crate) fn large(outputs: usize, cols: usize, scheme: Scheme, seed: u64) -> Matrix {
     let block = grouped(&mut Random(seed), 64, cols, scheme);
     let repeat = |part: &[u8]| part.repeat(outputs.div_ceil(64))[..part.len() / 64 * outputs].to_vec();
     let (codes, scales, biases) = (repeat(block.codes()), repeat(block.scales()), repeat(block.biases()));
@@ -481,7 +481,7 @@ fn seconds(device: &mut Cuda, small: Buffer, work: impl Fn(&mut Cuda)) -> f64 {
     best
 }
 
-const MLX: Scheme = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
+pub(crate) const MLX: Scheme = Scheme { bits: 4, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 };
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
