@@ -1,7 +1,7 @@
-// A delta-net layer's convolution, delta rule and gated norm of short windows in one launch: conv.cu, delta_rule.cu
-// and rows.cu (gated_norm_heads) say what each does. A block has one value head of a window, a warp four of its
-// columns, so everything from the convolution's inputs to the normed head stays inside. Blocks that share a key head
-// each compute its convolution; the one that read its state last advances it.
+// A delta-net layer's convolution, delta rule and gated norm of short windows in one launch: conv.cu,
+// delta_rule.cu and rows.cu (gated_norm_heads) say what each does. A block has one value head of a window,
+// a warp four of its columns, so everything from the convolution's inputs to the normed head stays inside.
+// Blocks that share a key head each compute its convolution; the one that read its state last advances it.
 #include "delta_rule.cuh"
 #include "quantize.cuh"
 
@@ -54,8 +54,8 @@ struct StepPlace {
 };
 
 // One output of the convolution, of row `row` of the window.
-SHARED float conv_at(const StepTables& step, const StepPlace& place, const DeltaPool& pool, const StepInputs& in,
-                     const StepRoom& room, uint row, uint at) {
+SHARED float conv_at(const StepTables& step, const StepPlace& place, const DeltaPool& pool,
+                     const StepInputs& in, const StepRoom& room, uint row, uint at) {
     const StepWindow& window = place.window;
     const float* x = in.x + (ulong)window.first * place.channels + place.channel(pool, at);
     float input[CONV_TAPS];
@@ -77,8 +77,8 @@ SHARED float conv_at(const StepTables& step, const StepPlace& place, const Delta
 }
 
 // Decay and beta of a row.
-SHARED void gate_row(const StepPlace& place, const DeltaPool& pool, const StepInputs& in, const StepRoom& room,
-                     uint row) {
+SHARED void gate_row(const StepPlace& place, const DeltaPool& pool, const StepInputs& in,
+                     const StepRoom& room, uint row) {
     uint at = (place.window.first + row) * pool.value_heads + place.head;
     Gates gates = gates_of(in.a[at], in.b[at], in.decay[place.head], in.dt_bias[place.head]);
     room.g_beta[2 * row] = gates.g, room.g_beta[2 * row + 1] = gates.beta;
@@ -88,8 +88,8 @@ SHARED void gate_row(const StepPlace& place, const DeltaPool& pool, const StepIn
 }
 
 // Convolution of all rows, silu of the norm's gate, and the rule's gates: all that waits for memory.
-SHARED void convolve(const StepTables& step, const StepPlace& place, const DeltaPool& pool, const StepInputs& in,
-                     const StepRoom& room) {
+SHARED void convolve(const StepTables& step, const StepPlace& place, const DeltaPool& pool,
+                     const StepInputs& in, const StepRoom& room) {
     uint wide = place.wide, dim = pool.value_dim, values = place.window.rows * (wide + dim);
     for (uint i = threadIdx.x; i < values + place.window.rows; i += blockDim.x) {
         if (i >= values) {
@@ -99,7 +99,8 @@ SHARED void convolve(const StepTables& step, const StepPlace& place, const Delta
         uint row = i / (wide + dim), at = i % (wide + dim), of = place.window.first + row;
         if (at >= wide) {
             uint j = at - wide;
-            room.gate[row * dim + j] = silu_exact(in.z[((ulong)of * pool.value_heads + place.head) * dim + j]);
+            ulong from = ((ulong)of * pool.value_heads + place.head) * dim + j;
+            room.gate[row * dim + j] = silu_exact(in.z[from]);
             continue;
         }
         float y = conv_at(step, place, pool, in, room, row, at);
@@ -147,8 +148,8 @@ SHARED float rule_step(Unit<DELTA_STEPS>& state, const StepPlace& place, const D
 }
 
 // The gated norm of a row, by one warp: sum_256 of up to 128 values, four a lane.
-SHARED void norm_row(const StepPlace& place, const DeltaPool& pool, const StepInputs& in, const StepRoom& room,
-                     const float* weight, uint row) {
+SHARED void norm_row(const StepPlace& place, const DeltaPool& pool, const StepInputs& in,
+                     const StepRoom& room, const float* weight, uint row) {
     uint lane = threadIdx.x % 32, dim = pool.value_dim;
     const float* x = room.out + row * dim;
     float square[4];
@@ -171,7 +172,8 @@ SHARED void norm_row(const StepPlace& place, const DeltaPool& pool, const StepIn
     if (in.codes.codes) quantize_quad(y, to, at < dim ? place.head * dim + at : width, width, in.codes);
 }
 
-// Advances the convolution's states: of the head's values, and of the key head by the block that read it last.
+// Advances the convolution's states: of the head's values, and of the key head by the block that read it
+// last.
 SHARED void advance(const StepPlace& place, const DeltaPool& pool, const StepInputs& in, const StepRoom& room,
                     bool last) {
     const StepWindow& window = place.window;
@@ -201,8 +203,9 @@ SHARED StepRoom room_of(float* memory, const DeltaPool& pool, uint wide, uint ro
     return room;
 }
 
-// Grid [value heads, windows], 8 value_dim threads (value_dim a multiple of 4, at most 128), room for `rows` rows, the
-// most that a window has. The next launch may read states before it waits, but not these: a layer has its own.
+// Grid [value heads, windows], 8 value_dim threads (value_dim a multiple of 4, at most 128), room for
+// `rows` rows, the most that a window has. The next launch may read states before it waits, but not these:
+// a layer has its own.
 extern "C" __global__ void __launch_bounds__(1024)
     delta_step(StepTables step, DeltaPool pool, const __grid_constant__ StepInputs in, uint rows) {
     extern __shared__ __align__(16) float memory[];
@@ -225,9 +228,11 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (uint at = threadIdx.x; at < place.wide; at += blockDim.x) {
         uint channel = place.channel(pool, at);
 #pragma unroll
-        for (uint i = 0; i < CONV_TAPS; i++) room.taps[at * CONV_TAPS + i] = in.taps[(ulong)channel * CONV_TAPS + i];
+        for (uint i = 0; i < CONV_TAPS; i++)
+            room.taps[at * CONV_TAPS + i] = in.taps[(ulong)channel * CONV_TAPS + i];
 #pragma unroll
-        for (uint i = 0; i < HISTORY; i++) room.history[i * place.wide + at] = conv[i * place.channels + channel];
+        for (uint i = 0; i < HISTORY; i++)
+            room.history[i * place.wide + at] = conv[i * place.channels + channel];
     }
     float weight[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (uint j = 0; j < 4; j++)

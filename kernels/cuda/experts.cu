@@ -74,8 +74,8 @@ struct Share {
 };
 
 #define SHARE_MAX 256
-// Blocks a multiprocessor: codes of up to 4 bits leave room for `few`, so that the next launch's weights are asked for
-// while this one works.
+// Blocks a multiprocessor: codes of up to 4 bits leave room for `few`, so that the next launch's weights
+// are asked for while this one works.
 #define EXPERT_BLOCKS(few) (THREADS > 256 || KINDS > 1 ? 1 : (KIND0 & 15) == 0 || (KIND0 & 15) > 4 ? 2 : few)
 
 #if ROUTE_VALUES > 0
@@ -278,8 +278,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
     }
 }
 
-// Quantizes the hidden values of the block's pairs (the shared expert's where pairs have no list) in groups of GROUP: codes where staged rows lie, units and
-// code sums [row][group]. By all threads; visible after a barrier.
+// Quantizes the hidden values of the block's pairs (the shared expert's where pairs have no list) in groups
+// of GROUP: codes where staged rows lie, units and code sums [row][group]. By all threads; visible after a
+// barrier.
 template <int GROUP>
 SHARED void quantize_hidden(uchar* smem, const ExpertArgs& args, const Rows& pairs) {
     const uint groups = EXPERT_INNER / GROUP, quads = EXPERT_INNER / 4;

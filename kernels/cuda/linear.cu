@@ -1,11 +1,12 @@
 // linear, decode form: out = x W^T, several matrices over one input in one launch. Rows beyond ROWS go to
 // further blocks of grid y.
 //
-// Compiled for ROWS (1, 8, 16, 32), WHOLE_SLICES (1: the form for more than 8 rows, or for mixed ways of storing),
-// COLS, THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x: blocks of all matrices
-// one after another. Block: `slices` warps a tile, several tiles (or 8 warps where there are more slices); a
-// block of a dense matrix has 4 outputs a warp. With STREAM, for matrices of one kind and up to 8 rows, the grid is
-// as many blocks as the card holds (BLOCKS a multiprocessor) and each takes every gridDim.x-th of them.
+// Compiled for ROWS (1, 8, 16, 32), WHOLE_SLICES (1: the form for more than 8 rows, or for mixed ways of
+// storing), COLS, THREADS and TILES of a block, and the kinds of matrix that the launch mixes. Grid x:
+// blocks of all matrices one after another. Block: `slices` warps a tile, several tiles (or 8 warps where
+// there are more slices); a block of a dense matrix has 4 outputs a warp. With STREAM, for matrices of one
+// kind and up to 8 rows, the grid is as many blocks as the card holds (BLOCKS a multiprocessor) and each
+// takes every gridDim.x-th of them.
 #include "linear_few.cuh"
 
 #ifndef STREAM
@@ -103,8 +104,8 @@ SHARED StreamPlace stream_place(const LinearArgs& args, uint block) {
     return StreamPlace{&target, (block - target.first_block) * TILES, (target.outputs + 15) / 16 - 1};
 }
 
-// A warp has one job of every place of its block. Weights are asked for two places ahead (the first ones before the
-// launch before has ended), scales too; the rows stay in shared memory.
+// A warp has one job of every place of its block. Weights are asked for two places ahead (the first ones
+// before the launch before has ended), scales too; the rows stay in shared memory.
 template <class S>
 struct Stream {
     typedef Job<S, COLS> J;
@@ -147,7 +148,8 @@ struct Stream {
         StreamPlace place = stream_place(args, block);
         const float* units = (const float*)(smem + args.few_places.units_at);
         uint output = lane % 16, half = lane / 16;
-        for (uint i = (warp + turn) % (THREADS / 32); i < TILES * (ONE_ROW ? 1 : rows.count); i += THREADS / 32) {
+        const uint warps = THREADS / 32;
+        for (uint i = (warp + turn) % warps; i < TILES * (ONE_ROW ? 1 : rows.count); i += warps) {
             uint tile = i % TILES, row = ONE_ROW ? 0 : i / TILES, o = (place.first_tile + tile) * 16 + output;
             float total = 0.0f;
 #pragma unroll
@@ -241,7 +243,8 @@ SHARED void dense_block(const LinearArgs& args, const Target& target, const Rows
         [&](uint n, float value) { target.out[(ulong)rows.row(n) * target.outputs + output] = value; });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear(const __grid_constant__ LinearArgs args) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    linear(const __grid_constant__ LinearArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     // The next launch asks for its weights as soon as there is room for it.
     start_next_launch();

@@ -131,7 +131,8 @@ struct Job {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (ROWS >= 8 || 2 * q + i % 2 < ROWS)
-                    to[(2 * q + i % 2) * EXACT_STRIDE + g + i / 2 * 8] = joined(sums.low[0][i], sums.high[0][i]);
+                    to[(2 * q + i % 2) * EXACT_STRIDE + g + i / 2 * 8] =
+                        joined(sums.low[0][i], sums.high[0][i]);
         }
         sums.clear();
     }

@@ -9,13 +9,14 @@ SHARED uint order_key(float x) {
     return x != x ? 0u : key;
 }
 
-// The k best of `experts` logits, best first (ties to the lower id), k <= min(32, experts): lane i gets pick i; 0
-// beyond k. VALUES: experts / 32, rounded up to a power of two.
+// The k best of `experts` logits, best first (ties to the lower id), k <= min(32, experts): lane i gets
+// pick i; 0 beyond k. VALUES: experts / 32, rounded up to a power of two.
 template <int VALUES>
 SHARED uint route_picks(const float* logits, uint experts, uint k) {
     const uint all = 0xffffffffu;
     uint lane = threadIdx.x % 32;
-    // A lane's experts are lane, lane + 32, ...: it sorts them, then the best of all lanes' first ones is taken.
+    // A lane's experts are lane, lane + 32, ...: it sorts them, then the best of all lanes' first ones is
+    // taken.
     uint key[VALUES], own[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {

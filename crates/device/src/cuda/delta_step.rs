@@ -56,7 +56,8 @@ impl Layer {
     }
 }
 
-/// Lowers the leading [`Command::Conv`] with the delta rule and the gated norm behind it, if it can; says how many.
+/// Lowers the leading [`Command::Conv`] with the delta rule and the gated norm behind it, if it can; says
+/// how many.
 pub(super) fn lower(c: &mut Lowering<'_>, commands: &[Command]) -> Result<Option<usize>> {
     let Some(layer) = Layer::of(c, commands) else { return Ok(None) };
     let Layer { x, taps, pool, mixed, gates, decay, dt_bias, out, z, weight, eps } = layer;

@@ -205,7 +205,8 @@ impl Routed {
         fits && (1..=ROUTED_ROWS_MAX).contains(&self.rows) && self.rows * k <= UNLISTED_MAX
     }
 
-    /// The shared expert, where the commands after this one are its swiglu and down and it is made like the others.
+    /// The shared expert, where the commands after this one are its swiglu and down and it is made like the
+    /// others.
     fn shared(&self, c: &Lowering<'_>, logits: Option<Buffer>, rest: &[Command]) -> Option<SharedExpert> {
         let [Command::Swiglu { gate, up, rows, out: inner }, Command::Linear { x, rows: same, to }, ..] =
             rest
@@ -232,8 +233,8 @@ impl Routed {
     }
 }
 
-/// Lowers the leading [`Command::Route`] or [`Command::RoutedExperts`] with those after it that fit into its launches;
-/// says how many.
+/// Lowers the leading [`Command::Route`] or [`Command::RoutedExperts`] with those after it that fit into
+/// its launches; says how many.
 pub(super) fn lower_run(c: &mut Lowering<'_>, commands: &[Command]) -> Result<usize> {
     let mut run = 1;
     let mut beside = Beside::default();

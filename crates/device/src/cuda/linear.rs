@@ -204,8 +204,8 @@ pub(super) struct FewPlaces {
 }
 
 impl FewPlaces {
-    /// For scales and exact sums of `tiles` tiles of matrices of these kinds, by 1 row or up to 8; `staged`: room for
-    /// the rows' codes.
+    /// For scales and exact sums of `tiles` tiles of matrices of these kinds, by 1 row or up to 8;
+    /// `staged`: room for the rows' codes.
     pub(super) fn of(kinds: &[Kind], rows: usize, tiles: [usize; 2], cols: usize, staged: bool) -> Self {
         let groups = |kind: &Kind| kind.group().map_or(0, |group| cols / group);
         let most_groups = kinds.iter().map(groups).max().unwrap_or(0);
@@ -258,7 +258,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// `None` where the form is not for these matrices, or takes more than `shared_max` bytes of shared memory.
+    /// `None` where the form is not for these matrices, or takes more than `shared_max` bytes of shared
+    /// memory.
     fn of(kinds: &[Kind], class: usize, cols: usize, shared_max: usize) -> Option<Self> {
         let (warps, tiles) = few_shape(cols);
         let &[kind] = kinds else { return None };
@@ -357,8 +358,8 @@ pub(super) fn target_words(targets: &[&(Arc<PackedMatrix>, PlaneRef)]) -> (Vec<u
     (words, blocks)
 }
 
-/// A launch of the prompt form: matrices of one kind. `wide`: marks of rows, of which only tiles with such a row
-/// are done.
+/// A launch of the prompt form: matrices of one kind. `wide`: marks of rows, of which only tiles with such
+/// a row are done.
 fn prompt(
     c: &mut Lowering<'_>,
     codes: Codes,
