@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use text::{End, Note, Reply, ReplyOptions, ReplyParser, Tool, call_id};
+use text::{End, Note, Piece, Reply, ReplyOptions, ReplyParser, Tool, call_id};
 
 fn tools() -> Arc<[Tool]> {
     let parameters = json!({"type": "object", "properties": {
@@ -99,7 +99,7 @@ fn a_value_of_the_wrong_type_stays_text_with_a_note() {
     let path = "tool_calls[0].function.arguments.days".to_owned();
     assert_eq!(reply.notes, [Note { code: "argument_kept_as_text", path }]);
     let repeated = read(false, &call(&[("city", "a"), ("days", "1"), ("city", "b")]), End::Stop);
-    assert_eq!(repeated.calls[0].arguments, r#"{"city":"b","days":1}"#);
+    assert_eq!(repeated.calls[0].arguments, r#"{"city":"a","days":1}"#, "what was given out stands");
     assert_eq!(repeated.notes[0].code, "argument_repeated");
 }
 
@@ -183,9 +183,70 @@ fn an_end_inside_reasoning_is_noted() {
 }
 
 #[test]
-fn unknown_functions_are_calls_with_a_note() {
-    let reply = read(false, "<tool_call>\n<function=other>\n</function>\n</tool_call>", End::Stop);
-    assert_eq!((reply.calls[0].name.as_str(), reply.notes[0].code), ("other", "tool_unknown"));
+fn functions_that_were_not_offered_are_not_called() {
+    let other = "<tool_call>\n<function=other>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>";
+    let reply = read(false, other, End::Stop);
+    assert_eq!((reply.content.as_str(), reply.calls.len()), (other, 0));
+    let codes: Vec<&str> = reply.notes.iter().map(|note| note.code).collect();
+    assert!(codes.contains(&"tool_unknown") && codes.contains(&"tool_call_unparsed"), "{codes:?}");
+    let good = call(&[("city", "Oslo")]);
+    check(false, &format!("{other}\n{good}"), "", &format!("{other}\n"), &[r#"{"city":"Oslo"}"#]);
+}
+
+/// The pieces of a reply read character by character.
+fn pieces(text: &str, end: End) -> Vec<Piece> {
+    let mut parser = ReplyParser::new(ReplyOptions { tools: tools(), ..ReplyOptions::default() });
+    let mut pieces: Vec<Piece> = text.chars().flat_map(|c| parser.push(&c.to_string())).collect();
+    pieces.extend(parser.finish(end));
+    pieces
+}
+
+#[test]
+fn arguments_come_as_they_are_written() {
+    let city = "Oslo \"north\"\n\n\u{1f600} <p></parameter></p>\n";
+    let text = call(&[("city", city), ("days", "5.0"), ("list", "[1, 2]")]);
+    let pieces = pieces(&format!("{text}\n{}", call(&[])), End::Stop);
+    let mut joined = vec![String::new(); 2];
+    let mut whole = Vec::new();
+    let mut begun = Vec::new();
+    for piece in pieces {
+        match piece {
+            Piece::CallBegin { index, name } => begun.push((index, name)),
+            Piece::CallArguments { index, json } => {
+                assert_eq!((begun.len(), whole.len()), (index + 1, index), "one after the other");
+                // No escape is cut: what ends in a backslash ends in an escaped one.
+                let slashes = json.bytes().rev().take_while(|byte| *byte == b'\\').count();
+                assert_eq!(slashes % 2, 0, "{json}");
+                joined[index].push_str(&json);
+            }
+            Piece::ToolCall(call) => whole.push(call),
+            other => panic!("{other:?}"),
+        }
+    }
+    let wanted = json!({"city": city, "days": 5, "list": [1, 2]}).to_string();
+    assert_eq!(joined, [wanted, "{}".to_owned()]);
+    assert_eq!(
+        whole.iter().map(|call| &call.arguments).collect::<Vec<_>>(),
+        joined.iter().collect::<Vec<_>>()
+    );
+    assert_eq!(begun, [(0, "weather".to_owned()), (1, "weather".to_owned())]);
+}
+
+#[test]
+fn a_call_that_began_and_is_none_is_dropped() {
+    let broken = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\nand";
+    for (text, end) in [(format!("{broken} more"), End::Stop), (broken.to_owned(), End::Stop)] {
+        let pieces = pieces(&text, end);
+        let dropped = pieces.iter().filter(|piece| matches!(piece, Piece::CallDropped { index: 0 })).count();
+        assert_eq!(dropped, 1);
+        assert_eq!(read(false, &text, end).content, text);
+    }
+    // What follows is read again, and counts on.
+    let reply = read(false, &format!("{broken}\n{}", call(&[("city", "Rome")])), End::Stop);
+    assert_eq!((reply.content, reply.calls[0].index), (format!("{broken}\n"), 1));
+    let cut = pieces("<tool_call>\n<function=weather>\n<parameter=city>\nOs", End::Length);
+    assert!(matches!(cut.first(), Some(Piece::CallBegin { index: 0, .. })));
+    assert!(matches!(cut.last(), Some(Piece::IncompleteCall(_))));
 }
 
 #[test]

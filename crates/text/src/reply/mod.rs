@@ -1,9 +1,9 @@
 //! The model's text to reasoning, content and tool calls (`docs/api.md` 3.4 and 3.7).
 //!
 //! One state machine for streams and whole replies. Text is given out as soon as nothing that may follow can
-//! change its meaning: a beginning of a marker, white space that may stand before a call, and calls until
-//! their closing marker are held back. What is given out therefore depends on the text alone and not on how
-//! it was cut into pieces.
+//! change its meaning: a beginning of a marker, white space that may stand before a call, and what may still be
+//! the end of a call's value are held back. What is given out therefore depends on the text alone and not on
+//! how it was cut into pieces.
 
 mod call;
 mod typing;
@@ -13,6 +13,8 @@ use std::sync::Arc;
 use crate::error::Note;
 use crate::message::Tool;
 use crate::render::{THINK_CLOSE, THINK_OPEN};
+
+use call::{CallReader, Step};
 
 pub use call::call_id;
 
@@ -39,7 +41,7 @@ pub struct ReplyOptions {
 /// A complete tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Position among the calls of the reply, from 0.
+    /// Position among the calls that the reply began, from 0.
     pub index: usize,
     /// Name of the function.
     pub name: String,
@@ -54,9 +56,28 @@ pub enum Piece {
     Reasoning(String),
     /// The answer.
     Content(String),
-    /// A call, whole.
+    /// A call begins: its place and its function.
+    CallBegin {
+        /// As [`Call::index`].
+        index: usize,
+        /// As [`Call::name`].
+        name: String,
+    },
+    /// More of the arguments of the call that began. The parts join to [`Call::arguments`] if it becomes whole.
+    CallArguments {
+        /// As [`Call::index`].
+        index: usize,
+        /// Part of a JSON object, of whole characters and escapes.
+        json: String,
+    },
+    /// A call that has come whole, with all of what its parts gave before.
     ToolCall(Call),
-    /// The text of a call that was cut by the length limit.
+    /// The call that began is none after all: its text comes as content.
+    CallDropped {
+        /// As [`Call::index`].
+        index: usize,
+    },
+    /// The text of a call that was cut by the length limit, whether its parts have begun or not.
     IncompleteCall(String),
     /// Something the client may want to know.
     Note(Note),
@@ -101,11 +122,14 @@ pub struct ReplyParser {
     held: String,
     /// Held white space before the call; content again if the call is none.
     lead: String,
-    /// Where in `held` the search for the call's end goes on.
-    searched: usize,
+    /// The call under way.
+    call: CallReader,
     /// Whether this stretch of reasoning has text.
     reasoning_begun: bool,
+    /// Complete calls.
     calls: usize,
+    /// Calls that were begun and dropped.
+    dropped: usize,
     /// Last bytes of the content, to see [`LOOKS_LIKE_CALL`] across pieces.
     content_tail: String,
     noted: bool,
@@ -120,9 +144,10 @@ impl ReplyParser {
             gap: Gap::Start,
             held: String::new(),
             lead: String::new(),
-            searched: 0,
+            call: CallReader::new(0),
             reasoning_begun: false,
             calls: 0,
+            dropped: 0,
             content_tail: String::new(),
             noted: false,
         }
@@ -197,6 +222,7 @@ impl ReplyParser {
             }
             (State::Call, End::Length) => pieces.push(Piece::IncompleteCall(held)),
             (State::Call, End::Stop) => {
+                self.drop_call(&mut pieces);
                 let text = std::mem::take(&mut self.lead) + &held;
                 self.content(&text, &mut pieces);
             }
@@ -311,44 +337,64 @@ impl ReplyParser {
     /// `held` begins with the opening marker.
     fn begin_call(&mut self) {
         self.state = State::Call;
-        self.searched = CALL_OPEN.len();
+        self.call = CallReader::new(self.calls + self.dropped);
     }
 
     fn step_call(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        let found = self.held[self.searched..].find(CALL_CLOSE).map(|at| self.searched + at);
-        let Some(at) = found.filter(|&at| at <= CALL_BYTES_MAX) else {
-            if self.held.len() < CALL_BYTES_MAX + CALL_CLOSE.len() {
-                self.searched = self.held.len() - marker_tail(&self.held[self.searched..], CALL_CLOSE);
-                return false;
-            }
+        let most = CALL_BYTES_MAX + CALL_CLOSE.len();
+        let block = &self.held[..boundary_below(&self.held, self.held.len().min(most))];
+        let before = self.call.arguments().len();
+        let step = self.call.advance(block, &self.options.tools);
+        self.arguments(before, pieces);
+        match step {
             // Too long: no longer a call, wherever its end may come.
-            let cut = boundary_below(&self.held, CALL_BYTES_MAX);
-            let text = std::mem::take(&mut self.lead) + &self.held[..cut];
-            self.held.drain(..cut);
-            (self.state, self.gap) = (State::Content, Gap::None);
-            self.content(&text, pieces);
-            return true;
-        };
-        let block: String = self.held.drain(..at + CALL_CLOSE.len()).collect();
-        let lead = std::mem::take(&mut self.lead);
-        self.state = State::Content;
-        // A call that was never closed may stand before a good one.
-        let mut starts = block.match_indices(CALL_OPEN).map(|(start, _)| start);
-        let parsed = starts.find_map(|start| Some((start, call::parse(&block[start..])?)));
-        let Some((start, written)) = parsed else {
-            self.gap = Gap::None;
-            self.content(&(lead + &block), pieces);
-            return true;
-        };
-        if start > 0 {
-            self.content(&(lead + &block[..start]), pieces);
+            Step::More if self.held.len() >= most => self.no_call(pieces),
+            Step::More => return false,
+            Step::Broken => self.no_call(pieces),
+            Step::Unknown => {
+                self.no_call(pieces);
+                pieces.push(Piece::Note(Note::new("tool_unknown", "")));
+            }
+            Step::Whole(end) => {
+                self.held.drain(..end);
+                self.lead.clear();
+                (self.state, self.gap) = (State::Content, Gap::AfterCall);
+                self.calls += 1;
+                let (call, notes) = std::mem::replace(&mut self.call, CallReader::new(0)).into_call();
+                pieces.push(Piece::ToolCall(call));
+                pieces.extend(notes.into_iter().map(Piece::Note));
+            }
         }
-        self.gap = Gap::AfterCall;
-        let (call, notes) = written.typed(&self.options.tools, self.calls);
-        self.calls += 1;
-        pieces.push(Piece::ToolCall(call));
-        pieces.extend(notes.into_iter().map(Piece::Note));
         true
+    }
+
+    /// Gives out the arguments from `before` on.
+    fn arguments(&self, before: usize, pieces: &mut Vec<Piece>) {
+        let (index, more) = (self.calls + self.dropped, &self.call.arguments()[before..]);
+        if more.is_empty() {
+            return;
+        }
+        if before == 0 {
+            pieces.push(Piece::CallBegin { index, name: self.call.name().to_owned() });
+        }
+        pieces.push(Piece::CallArguments { index, json: more.to_owned() });
+    }
+
+    /// The call under way is none. Its marker is content; what follows it is read again, for a good call may
+    /// stand behind one that was never closed.
+    fn no_call(&mut self, pieces: &mut Vec<Piece>) {
+        self.drop_call(pieces);
+        self.held.drain(..CALL_OPEN.len());
+        (self.state, self.gap) = (State::Content, Gap::None);
+        let text = std::mem::take(&mut self.lead) + CALL_OPEN;
+        self.content(&text, pieces);
+    }
+
+    fn drop_call(&mut self, pieces: &mut Vec<Piece>) {
+        if !self.call.arguments().is_empty() {
+            pieces.push(Piece::CallDropped { index: self.calls + self.dropped });
+            self.dropped += 1;
+        }
     }
 
     fn reasoning(&mut self, text: &str, pieces: &mut Vec<Piece>) {
@@ -417,6 +463,8 @@ impl Reply {
             Piece::ToolCall(call) => self.calls.push(call),
             Piece::IncompleteCall(text) => self.incomplete_call = Some(text),
             Piece::Note(note) => self.notes.push(note),
+            // Whole calls come with all of it.
+            Piece::CallBegin { .. } | Piece::CallArguments { .. } | Piece::CallDropped { .. } => {}
         }
     }
 

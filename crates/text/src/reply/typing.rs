@@ -56,13 +56,21 @@ impl Types {
     }
 }
 
-/// Types one parameter. `schema` is that of all arguments, `None` for an unknown tool.
-pub(super) fn argument(schema: Option<&Value>, key: &str, text: &str) -> Typed {
-    let types = schema.and_then(|root| {
-        let mut walk = Walk::new(root);
-        let property = walk.property(root, key)?;
-        walk.types(property)
-    });
+/// The types that the schema of all arguments gives one of them; `None` if it does not say.
+fn types_of(root: &Value, key: &str) -> Option<Types> {
+    let mut walk = Walk::new(root);
+    let property = walk.property(root, key)?;
+    walk.types(property)
+}
+
+/// Whether a parameter is a string whatever its text is.
+pub(super) fn is_text(schema: &Value, key: &str) -> bool {
+    types_of(schema, key) == Some(Types::STRING)
+}
+
+/// Types one parameter. `schema` is that of all arguments.
+pub(super) fn argument(schema: &Value, key: &str, text: &str) -> Typed {
+    let types = types_of(schema, key);
     let fits = |json: String| Typed { json, kept_as_text: false };
     let Some(types) = types else {
         // No schema, or one that allows everything.
@@ -249,7 +257,7 @@ mod tests {
     fn check(property: Value, text: &str, wanted: &str, kept: bool) {
         let schema =
             json!({"type": "object", "properties": {"k": property}, "$defs": {"n": {"type": "integer"}}});
-        let typed = argument(Some(&schema), "k", text);
+        let typed = argument(&schema, "k", text);
         assert_eq!(typed, Typed { json: wanted.to_owned(), kept_as_text: kept }, "{schema} {text:?}");
     }
 
@@ -320,17 +328,17 @@ mod tests {
         let parts: Vec<Value> = (0..200).map(|_| json!({"$ref": "#/properties/k"})).collect();
         check(json!({"anyOf": parts}), "5", "\"5\"", false);
         let root = json!({"anyOf": (0..200).map(|_| json!({"$ref": "#"})).collect::<Vec<_>>()});
-        assert_eq!(argument(Some(&root), "k", "5").json, "\"5\"");
+        assert_eq!(argument(&root, "k", "5").json, "\"5\"");
     }
 
     #[test]
     fn without_a_schema_only_containers_are_parsed() {
         check(json!({}), "5", "\"5\"", false);
         check(json!({}), "[5]", "[5]", false);
-        let free = |text| argument(None, "k", text).json;
+        let free = |text| argument(&json!({}), "k", text).json;
         assert_eq!(free("{\"a\": 1}"), "{\"a\":1}");
         assert_eq!(free("true"), "\"true\"");
         let other = json!({"properties": {"z": {"type": "integer"}}});
-        assert_eq!(argument(Some(&other), "k", "5").json, "\"5\"");
+        assert_eq!(argument(&other, "k", "5").json, "\"5\"");
     }
 }
