@@ -62,6 +62,8 @@ impl Writer<'_> {
                 Ok(self.output.note("note: a tool call was cut by the length limit")?)
             }
             Piece::Note(note) if self.output.verbose > 0 => Ok(self.output.note(&format!("note: {note}"))?),
+            // Calls are shown when they are whole.
+            Piece::CallBegin { .. } | Piece::CallArguments { .. } | Piece::CallDropped { .. } => Ok(()),
             Piece::Note(_) => Ok(()),
         }
     }

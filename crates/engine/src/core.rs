@@ -139,8 +139,8 @@ pub struct Counters {
 pub struct Status {
     /// Choices in prefill.
     pub prefilling: usize,
-    /// Choices in prefill that wait for pictures to be encoded.
-    pub encoding: usize,
+    /// Slots in prefill that wait for pictures to be encoded.
+    pub encoding: Vec<usize>,
     /// Choices in decode.
     pub decoding: usize,
     /// All slots.
@@ -310,10 +310,11 @@ impl Core {
     /// What the engine is doing.
     pub fn status(&self) -> Status {
         let running = self.slots.iter().flatten();
+        let awaits = |slot: &usize| self.slots[*slot].as_ref().is_some_and(Running::awaits_picture);
         let prefilling = running.clone().filter(|running| running.prefills()).count();
         Status {
             prefilling,
-            encoding: running.clone().filter(|running| running.awaits_picture()).count(),
+            encoding: (0..self.slots.len()).filter(awaits).collect(),
             decoding: running.clone().count() - prefilling,
             slots: self.slots.len(),
             queued: self.queue.len(),

@@ -5,14 +5,15 @@ use std::sync::{Arc, OnceLock};
 
 use engine::{Allowed, Mask};
 use text::{
-    Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Matcher, THINK_CLOSE, TextError, Tokenizer,
+    Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Matcher, Note, THINK_CLOSE, TextError,
+    Tokenizer,
 };
 
 use crate::TextSide;
-use crate::http::{ApiError, Code, Wish, Wishes};
+use crate::http::{ApiError, Code, Compiled, Wish, Wishes};
 
 impl crate::http::Grammar for GrammarCompiler {
-    fn compile(&self, wishes: &Wishes, _: &Tokenizer) -> Result<Box<dyn Mask>, ApiError> {
+    fn compile(&self, wishes: &Wishes, _: &Tokenizer) -> Result<Compiled, ApiError> {
         let (tools, required) = match &wishes.call {
             Some((_, tools)) => (tools.as_slice(), true),
             None => (&*wishes.tools, false),
@@ -21,8 +22,19 @@ impl crate::http::Grammar for GrammarCompiler {
         let calls = Some(&calls).filter(|calls| !calls.tools.is_empty());
         let answer = wishes.answer.as_ref().map(|(_, wish)| wish);
         let grammar = self.compile(answer, calls).map_err(|error| refusal(&error, wishes, tools))?;
-        Ok(Box::new(GrammarMask::new(&grammar)))
+        let notes = grammar.loosened().iter().map(|loosened| {
+            let place = placed(wishes, tools, loosened.tool);
+            let path = format!("/tools/{place}/function/parameters{}", loosened.pointer);
+            Note { code: "schema_not_enforced", path }
+        });
+        Ok(Compiled { mask: Box::new(GrammarMask::new(&grammar)), notes: notes.collect() })
     }
+}
+
+/// Where the client has a function of those that are compiled.
+fn placed(wishes: &Wishes, tools: &[text::Tool], index: usize) -> usize {
+    let name = tools.get(index).map(|tool| &tool.name);
+    wishes.tools.iter().position(|tool| Some(&tool.name) == name).unwrap_or(index)
 }
 
 /// The error as the API words it: schemas are pointed into with a JSON pointer from the request's root.
@@ -34,8 +46,7 @@ fn refusal(error: &GrammarError, wishes: &Wishes, tools: &[text::Tool]) -> ApiEr
     let (param, is_schema) = match (&wishes.answer, error.index) {
         (Some((path, Wish::Choice(_))), Some(index)) => (format!("{path}[{index}]"), false),
         (_, Some(index)) => {
-            let name = tools.get(index).map(|tool| &tool.name);
-            let place = wishes.tools.iter().position(|tool| Some(&tool.name) == name).unwrap_or(index);
+            let place = placed(wishes, tools, index);
             (pointed(&format!("tools[{place}].function.parameters")), true)
         }
         (Some((path, Wish::Schema(_))), None) => (pointed(path), true),
@@ -47,7 +58,10 @@ fn refusal(error: &GrammarError, wishes: &Wishes, tools: &[text::Tool]) -> ApiEr
         GrammarFault::Unsupported | GrammarFault::Invalid => Code::InvalidValue,
         GrammarFault::TooComplex => Code::ConstraintTooComplex,
     };
-    ApiError::at(code, param, &error.detail)
+    match error.index.and_then(|index| tools.get(index)).filter(|_| is_schema) {
+        Some(tool) => ApiError::at(code, param, format!("function {}: {}", tool.name, error.detail)),
+        None => ApiError::at(code, param, &error.detail),
+    }
 }
 
 /// A grammar's matcher.

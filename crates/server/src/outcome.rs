@@ -121,6 +121,7 @@ impl Outcome {
                 id: Some(call_id(id, call.index)),
                 name: call.name.clone(),
                 arguments: arguments(&call.arguments),
+                is_text: false,
             })
             .collect();
         message

@@ -161,7 +161,11 @@ impl ReplyReader {
                     self.give(piece, out);
                     self.ended = self.single_call;
                 }
-                Piece::Reasoning(_) | Piece::IncompleteCall(_) => {
+                Piece::Reasoning(_)
+                | Piece::CallBegin { .. }
+                | Piece::CallArguments { .. }
+                | Piece::CallDropped { .. }
+                | Piece::IncompleteCall(_) => {
                     self.flush_stops(out);
                     self.give(piece, out);
                 }

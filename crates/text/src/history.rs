@@ -53,12 +53,17 @@ impl History {
         if messages.is_empty() {
             return Err(RequestError::invalid("messages", "at least one message is needed"));
         }
+        Message::check_count(messages.len())?;
         let mut turns: Vec<Turn> =
             messages.into_iter().enumerate().map(|(index, message)| Turn { index, message }).collect();
         let mut notes = Vec::new();
         place_systems(&mut turns, late, &mut notes)?;
         order_tool_results(&mut turns, &mut notes)?;
         for turn in &mut turns {
+            for (call, _) in turn.message.tool_calls.iter().enumerate().filter(|(_, call)| call.is_text) {
+                let path = format!("messages[{}].tool_calls[{call}].function.arguments", turn.index);
+                notes.push(Note::new("arguments_kept_as_text", path));
+            }
             if turn.message.role == Role::Assistant {
                 settle_assistant(&mut turn.message);
             }

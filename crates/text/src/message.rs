@@ -70,6 +70,8 @@ pub struct ToolCall {
     pub name: String,
     /// Arguments by name, in the order written.
     pub arguments: Map<String, Value>,
+    /// The client had a text that is no object, such as the beginning of one: it is the only argument.
+    pub is_text: bool,
 }
 
 /// One message.
@@ -102,13 +104,23 @@ impl Message {
         }
     }
 
+    /// Refuses more messages than a request may have.
+    pub(crate) fn check_count(count: usize) -> Result<(), RequestError> {
+        if count <= MESSAGES_MAX {
+            return Ok(());
+        }
+        let detail =
+            format!("{count} messages, at most {MESSAGES_MAX} are taken; join old ones or leave them out");
+        Err(RequestError::invalid("messages", detail))
+    }
+
     /// Parses a request's `messages`.
     pub fn parse_all(messages: &Value) -> Result<Vec<Self>, RequestError> {
         let list = messages.as_array().ok_or_else(|| expected("messages", "an array", messages))?;
-        if list.is_empty() || list.len() > MESSAGES_MAX {
-            let detail = format!("{} messages, must be 1 to {MESSAGES_MAX}", list.len());
-            return Err(RequestError::invalid("messages", detail));
+        if list.is_empty() {
+            return Err(RequestError::invalid("messages", "at least one message is needed"));
         }
+        Self::check_count(list.len())?;
         list.iter()
             .enumerate()
             .map(|(index, value)| Self::parse(value, &format!("messages[{index}]")))
@@ -237,25 +249,34 @@ fn parse_calls(calls: &Value, path: &str) -> Result<Vec<ToolCall>, RequestError>
         let name = string(function, "name", &path_in)?
             .filter(|name| !name.is_empty())
             .ok_or_else(|| RequestError::missing(format!("{path_in}.name"), "a call needs a name"))?;
-        let arguments = parse_arguments(function.get("arguments"), &format!("{path_in}.arguments"))?;
-        Ok(ToolCall { id: string(object, "id", &path)?, name, arguments })
+        ToolCall::new(string(object, "id", &path)?, name, function.get("arguments"))
+            .ok_or_else(|| expected(format!("{path_in}.arguments"), ARGUMENTS, &function["arguments"]))
     };
     list.iter().enumerate().map(parse).collect()
 }
 
-/// An object, an object in a string, or nothing at all (= `{}`).
-fn parse_arguments(arguments: Option<&Value>, path: &str) -> Result<Map<String, Value>, RequestError> {
-    let accepted = "a JSON object, a JSON object in a string, or an empty string";
-    match arguments {
-        None | Some(Value::Null) => Ok(Map::new()),
-        Some(Value::Object(object)) => Ok(object.clone()),
-        Some(Value::String(text)) if text.trim().is_empty() => Ok(Map::new()),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(Value::Object(object)) => Ok(object),
-            Ok(other) => Err(expected(path, accepted, &other)),
-            Err(error) => Err(RequestError::invalid(path, format!("must be {accepted}; {error}"))),
-        },
-        Some(other) => Err(expected(path, accepted, other)),
+/// What arguments may be.
+const ARGUMENTS: &str = "a JSON object, a string, or nothing";
+/// The argument that holds a text which is no object.
+const TEXT_ARGUMENT: &str = "arguments";
+
+impl ToolCall {
+    /// A call of the history. Its arguments are an object, an object in a string, or nothing at all (= `{}`). A
+    /// string that is no object, as that of a call that was cut, becomes an argument of its own, for else the
+    /// conversation could not go on. `None` for anything else.
+    pub fn new(id: Option<String>, name: String, arguments: Option<&Value>) -> Option<Self> {
+        let mut is_text = false;
+        let arguments = match arguments {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(object)) => object.clone(),
+            Some(Value::String(text)) if text.trim().is_empty() => Map::new(),
+            Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_else(|_| {
+                is_text = true;
+                Map::from_iter([(TEXT_ARGUMENT.to_owned(), text.as_str().into())])
+            }),
+            Some(_) => return None,
+        };
+        Some(Self { id, name, arguments, is_text })
     }
 }
 
@@ -409,7 +430,12 @@ mod tests {
         assert_eq!(arguments(json!("{\"a\": 1}")), json!({"a": 1}));
         assert_eq!(arguments(json!("")), json!({}));
         assert_eq!(arguments(json!(null)), json!({}));
-        for bad in [json!("{\"a\": "), json!("[1]"), json!(7), json!([1])] {
+        for (text, is_text) in [("{\"a\": 1}", false), ("{\"a\": ", true), ("[1]", true), ("", false)] {
+            let call = parse(json!(text)).unwrap().remove(0).tool_calls.remove(0);
+            assert_eq!(call.is_text, is_text, "{text}");
+            assert!(!is_text || call.arguments["arguments"] == text);
+        }
+        for bad in [json!(7), json!([1])] {
             let error = parse(bad).unwrap_err();
             assert_eq!(error.path, "messages[0].tool_calls[0].function.arguments");
         }

@@ -13,6 +13,8 @@ use utoipa::ToSchema;
 pub enum SlotState {
     /// Nothing.
     Idle,
+    /// Waiting for a picture to be encoded.
+    Image,
     /// Reading a prompt.
     Prefill,
     /// Writing a reply.
@@ -110,8 +112,8 @@ impl Board {
         self.rows().last_token.elapsed()
     }
 
-    /// All slots.
-    pub(crate) fn view(&self, context: usize) -> Vec<SlotView> {
+    /// All slots. Those in `encoding` wait for pictures.
+    pub(crate) fn view(&self, context: usize, encoding: &[usize]) -> Vec<SlotView> {
         let rows = self.rows();
         let view = |(id, row): (usize, &Row)| {
             let request = row.request.as_ref();
@@ -120,6 +122,7 @@ impl Board {
                 state: match request {
                     None => SlotState::Idle,
                     Some(taken) if taken.decoding => SlotState::Decode,
+                    Some(_) if encoding.contains(&id) => SlotState::Image,
                     Some(_) => SlotState::Prefill,
                 },
                 n_ctx: context,

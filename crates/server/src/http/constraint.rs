@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::Mask;
-use text::{Tokenizer, Tool};
+use text::{Note, Tokenizer, Tool};
 
 use super::error::{ApiError, Code};
 
@@ -35,11 +35,19 @@ impl Wishes {
     }
 }
 
+/// A constraint, and what of the wishes it leaves out.
+pub struct Compiled {
+    /// The mask at the reply's first token behind the reasoning.
+    pub mask: Box<dyn Mask>,
+    /// Conditions on arguments of functions that are not strict which are not enforced.
+    pub notes: Vec<Note>,
+}
+
 /// Compiles wishes to masks over a tokenizer's ids. Takes at most a second and 64 MiB for any wish.
 pub trait Grammar: Send + Sync {
     /// The mask at the reply's first token behind the reasoning, or why there is none
     /// ([`Code::UnsupportedSchema`], [`Code::ConstraintTooComplex`] or [`Code::InvalidValue`]).
-    fn compile(&self, wishes: &Wishes, tokenizer: &Tokenizer) -> Result<Box<dyn Mask>, ApiError>;
+    fn compile(&self, wishes: &Wishes, tokenizer: &Tokenizer) -> Result<Compiled, ApiError>;
 }
 
 /// The mask for a request's wishes; `None` where it has none. There is no unconstrained fallback.
@@ -47,7 +55,7 @@ pub(crate) fn compile(
     grammar: Option<&dyn Grammar>,
     wishes: &Wishes,
     tokenizer: &Tokenizer,
-) -> Result<Option<Box<dyn Mask>>, ApiError> {
+) -> Result<Option<Compiled>, ApiError> {
     match (wishes.path(), grammar) {
         (None, _) => Ok(None),
         (Some(_), Some(grammar)) => grammar.compile(wishes, tokenizer).map(Some),

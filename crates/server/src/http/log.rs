@@ -154,8 +154,9 @@ impl Drop for Entry {
             };
         }
         match status {
+            // What a probe says of the server is logged when it changes (`App::tell_readiness`).
+            _ if PROBES.contains(&route) && matches!(status, ..500 | 503) => write!(debug),
             500.. => write!(warn),
-            _ if PROBES.contains(&route) => write!(debug),
             _ => write!(info),
         }
     }

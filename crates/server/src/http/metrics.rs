@@ -11,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use super::audit::AuditResult;
+
 type Labels<const N: usize> = [(&'static str, String); N];
 type Counts<const N: usize> = Family<Labels<N>, Counter>;
 type Level = Gauge<f64, AtomicU64>;
@@ -57,6 +59,7 @@ pub(crate) struct Metrics {
     numerical_faults: Counter,
     images: Counts<1>,
     tool_calls: Counts<1>,
+    audits: Counts<1>,
     rejected: Counts<1>,
     slots: Family<Labels<1>, Level>,
     running: Level,
@@ -104,6 +107,7 @@ impl Metrics {
             numerical_faults: Counter::default(),
             images: Family::default(),
             tool_calls: Family::default(),
+            audits: Family::default(),
             rejected: Family::default(),
             slots: Family::default(),
             running: Level::default(),
@@ -144,6 +148,7 @@ impl Metrics {
         );
         own.register("images", "Pictures of prompts, by where their features came from", self.images.clone());
         own.register("tool_calls", "Tool calls by result", self.tool_calls.clone());
+        own.register("audit", "Replies made once more, by result", self.audits.clone());
         own.register("rejected", "Requests refused, by reason", self.rejected.clone());
         own.register("slots", "Slots by state", self.slots.clone());
         own.register("queue", "Choices that wait for a slot", self.queue.clone());
@@ -174,6 +179,7 @@ impl Metrics {
         labelled(&self.cancelled, "stage", &["queued", "prefill", "decode"]);
         labelled(&self.tool_calls, "result", &["ok", "unparsed", "cut"]);
         labelled(&self.images, "result", &["encoded", "cached"]);
+        labelled(&self.audits, "result", &AuditResult::ALL.map(AuditResult::name));
     }
 
     /// The names that gateways and dashboards of vLLM read.
@@ -214,6 +220,10 @@ impl Metrics {
         self.rejected.get_or_create(&[("reason", reason.to_owned())]).inc();
     }
 
+    pub(crate) fn audited(&self, result: AuditResult) {
+        self.audits.get_or_create(&[("result", result.name().to_owned())]).inc();
+    }
+
     pub(crate) fn cancelled(&self, stage: Stage) {
         self.cancelled.get_or_create(&[("stage", stage.name().to_owned())]).inc();
     }
@@ -247,8 +257,8 @@ impl Metrics {
         let status = &reading.status;
         let busy = status.prefilling + status.decoding;
         for (state, count) in [
-            ("image", status.encoding),
-            ("prefill", status.prefilling.saturating_sub(status.encoding)),
+            ("image", status.encoding.len()),
+            ("prefill", status.prefilling.saturating_sub(status.encoding.len())),
             ("decode", status.decoding),
             ("idle", status.slots.saturating_sub(busy)),
         ] {

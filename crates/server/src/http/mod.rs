@@ -9,6 +9,7 @@
 
 mod app;
 mod asked;
+mod audit;
 mod auth;
 mod board;
 mod body;
@@ -51,7 +52,7 @@ pub use chat::{
     PromptDetails, ReasoningFormat, ReplyCall, ReplyFunction, ReplyMessage, StopWord, Timings, ToolChoice,
 };
 pub use completions::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, TopMap};
-pub use constraint::{Grammar, Wish, Wishes};
+pub use constraint::{Compiled, Grammar, Wish, Wishes};
 pub use drain::{Drain, Phase};
 pub use error::{ApiError, Code, Dialect, QUOTE_CHARS_MAX, quoted};
 pub use host::{Hosts, Origins};

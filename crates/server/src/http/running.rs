@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Drafting, Event, FinishReason, Mask, Picture, Sampling, Score, Stats, Ticket};
-use text::{Note, Piece};
+use text::{Note, Piece, Specials};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tracing::info;
 
 use super::app::Context;
 use super::asked::Asked;
+use super::audit::Audit;
 use super::auth::Turn;
 use super::error::ApiError;
+use super::ids;
 use super::log::Entry;
 use super::metrics::Stage;
 use super::receipt::Receipt;
@@ -20,6 +23,9 @@ use super::scores::{Scope, ScoreLog};
 use super::state::{App, Served, draining};
 use super::track::Track;
 use crate::{Finish, Outcome, ReaderOptions, ReplyReader};
+
+/// Most bytes of a prompt in the log; the line says how long it is.
+const LOGGED_BYTES_MAX: usize = 64 << 10;
 
 /// One prompt of a job.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +117,8 @@ pub(crate) struct Running {
     receipt: Receipt,
     /// Where the request is written when it is over.
     record: Option<Record>,
+    /// What is made once more when the request is over.
+    audit: Option<Audit>,
     _turn: Turn,
 }
 
@@ -124,6 +132,11 @@ impl Running {
             Ok::<_, ApiError>(recorder.begin(&context.request_id, app.id(), asked.object()?, prompts))
         });
         let record = record.transpose()?;
+        let percent = app.settings().audit;
+        let audit = (percent > 0.0).then(|| Audit::of(&job, &context.request_id, percent, ids::seed()));
+        if app.settings().log_prompts {
+            log_prompts(served, &context.request_id, &job);
+        }
         let (sender, events) = unbounded_channel();
         let prompt_tokens = (job.prompts.iter().map(|prompt| prompt.ids.len()).sum(), 0);
         let mut tickets = Vec::with_capacity(job.prompts.len());
@@ -168,6 +181,7 @@ impl Running {
             notes: job.notes,
             receipt,
             record,
+            audit: audit.flatten(),
             _turn: turn,
         })
     }
@@ -304,6 +318,7 @@ impl Running {
                 self.count(&ended);
                 if self.is_over() {
                     self.recorded(None);
+                    self.audited();
                 }
                 updates.push(Update::Finished(index, ended));
             }
@@ -316,6 +331,16 @@ impl Running {
             && !record.write(self.receipt(), error)
         {
             self.notes.push(Note { code: "not_recorded", path: String::new() });
+        }
+    }
+
+    /// Hands the first reply over to be made once more, unless somebody cut it.
+    fn audited(&mut self) {
+        let Some(audit) = self.audit.take() else { return };
+        let choice = &self.choices[0];
+        let is_whole = choice.ended.as_ref().is_some_and(|ended| ended.outcome.finish != Finish::Cancelled);
+        if is_whole && !choice.reader.ids().is_empty() {
+            self.app.audit(audit.ended(choice.reader.ids().to_vec()));
         }
     }
 
@@ -418,7 +443,22 @@ fn joined(last: &mut Piece, next: &Piece) -> bool {
             text.push_str(more);
             true
         }
+        (Piece::CallArguments { index, json }, Piece::CallArguments { index: same, json: more }) => {
+            if index == same {
+                json.push_str(more);
+            }
+            index == same
+        }
         _ => false,
+    }
+}
+
+/// Writes the prompts to the log, where the server was asked to.
+fn log_prompts(served: &Served, request_id: &str, job: &Job) {
+    for prompt in &job.prompts {
+        let text = served.session.text().tokenizer.decode(&prompt.ids, Specials::Keep);
+        let shown = &text[..text.floor_char_boundary(LOGGED_BYTES_MAX)];
+        info!(request_id, bytes = text.len(), prompt = shown, "prompt");
     }
 }
 

@@ -66,6 +66,11 @@ impl ScoreLog {
         let released: Vec<Score> = match (piece, self.scope) {
             (Piece::Note(_), _) => Vec::new(),
             (_, Scope::Raw) => self.held.drain(..).collect(),
+            // Tokens of a call are needed again if it turns out to be content.
+            (
+                Piece::CallBegin { .. } | Piece::CallArguments { .. } | Piece::CallDropped { .. },
+                Scope::Parsed,
+            ) => Vec::new(),
             (Piece::ToolCall(_) | Piece::IncompleteCall(_), Scope::Parsed) => {
                 self.held.clear();
                 self.credit = 0;

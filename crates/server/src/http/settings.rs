@@ -68,6 +68,10 @@ pub struct Typed {
     pub clary_fields: Vec<String>,
     /// Folder for the bundles of requests, prompts included.
     pub record: Option<PathBuf>,
+    /// Percent of greedy replies that are made once more, plainly.
+    pub audit: f64,
+    /// Whether the log has the prompts.
+    pub log_prompts: bool,
     /// Anthropic's routes.
     pub anthropic: bool,
     /// The Responses route.
@@ -109,6 +113,8 @@ impl Default for Typed {
             stall_after: Duration::from_secs(60),
             clary_fields: Vec::new(),
             record: None,
+            audit: 0.0,
+            log_prompts: false,
             anthropic: true,
             responses: true,
             ollama: true,
@@ -230,6 +236,10 @@ pub struct Settings {
     pub clary_fields: ClaryFields,
     /// Folder for the bundles of requests, prompts included.
     pub record: Option<PathBuf>,
+    /// Percent of greedy replies that are made once more, plainly; 0 for none.
+    pub audit: f64,
+    /// Whether the log has the prompts.
+    pub log_prompts: bool,
     /// Anthropic's routes.
     pub anthropic: bool,
     /// The Responses route.
@@ -336,6 +346,8 @@ impl Settings {
             drain_timeout: typed.drain_timeout,
             stall_after: typed.stall_after,
             record: typed.record,
+            audit: typed.audit,
+            log_prompts: typed.log_prompts,
             anthropic: typed.anthropic,
             responses: typed.responses,
             ollama: typed.ollama,

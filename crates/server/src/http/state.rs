@@ -1,11 +1,13 @@
 //! What all requests share.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Semaphore;
+use tracing::{info, warn};
 
+use super::audit::{Audit, AuditResult, Auditor};
 use super::board::Board;
 use super::constraint::Grammar;
 use super::drain::{Drain, Phase};
@@ -76,9 +78,10 @@ impl Served {
 
 /// A server's state. Cheap to clone.
 #[derive(Clone)]
-pub struct App(Arc<Inner>);
+pub struct App(pub(super) Arc<Inner>);
 
-struct Inner {
+/// See [`App`].
+pub(super) struct Inner {
     id: String,
     settings: Settings,
     served: OnceLock<Arc<Served>>,
@@ -88,6 +91,9 @@ struct Inner {
     metrics: Metrics,
     preparing: Semaphore,
     recorder: Option<Arc<Recorder>>,
+    auditor: OnceLock<Auditor>,
+    /// Why requests cannot be served, as the log was told last.
+    told: Mutex<Option<&'static str>>,
 }
 
 impl App {
@@ -106,6 +112,8 @@ impl App {
             served: OnceLock::new(),
             progress: AtomicU32::new(0),
             drain: Drain::default(),
+            auditor: OnceLock::new(),
+            told: Mutex::new(Some("loading")),
         }))
     }
 
@@ -122,6 +130,31 @@ impl App {
         let board = Board::new(session.engine().limits().slots);
         let served = Served { session, info, grammar, sampling, board };
         self.0.served.get_or_init(|| Arc::new(served));
+        if self.0.settings.audit > 0.0
+            && let Some(auditor) = Auditor::start(Arc::downgrade(&self.0))
+        {
+            self.0.auditor.get_or_init(|| auditor);
+        }
+    }
+
+    /// Has a reply made once more when nobody asks for anything.
+    pub(crate) fn audit(&self, audit: Audit) {
+        if self.0.auditor.get().is_none_or(|auditor| !auditor.take(audit)) {
+            self.0.metrics.audited(AuditResult::Skipped);
+        }
+    }
+
+    /// Logs a change of whether requests can be served, once.
+    pub(crate) fn tell_readiness(&self, reason: Option<&'static str>) {
+        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *told, reason) == reason {
+            return;
+        }
+        match reason {
+            None => info!("requests are served"),
+            Some(reason @ ("stalled" | "faulted")) => warn!(reason, "requests are not served"),
+            Some(reason) => info!(reason, "requests are not served"),
+        }
     }
 
     /// The served model's id.

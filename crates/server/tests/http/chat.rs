@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::fake::FakeDrafts;
 use engine::{Allowed, Mask};
 use serde_json::{Value, json};
-use server::http::{ApiError, Code, Grammar, Wish, Wishes};
+use server::http::{ApiError, Code, Compiled, Grammar, Wish, Wishes};
 use text::Tokenizer;
 
 use crate::support::{Server, Setup};
@@ -463,10 +463,11 @@ impl Mask for Forced {
 }
 
 impl Grammar for FirstChoice {
-    fn compile(&self, wishes: &Wishes, tokenizer: &Tokenizer) -> Result<Box<dyn Mask>, ApiError> {
+    fn compile(&self, wishes: &Wishes, tokenizer: &Tokenizer) -> Result<Compiled, ApiError> {
         match &wishes.answer {
             Some((_, Wish::Choice(texts))) => {
-                Ok(Box::new(Forced(tokenizer.encode_raw(&format!("{}<|im_end|>", texts[0]))?, 0)))
+                let forced = Forced(tokenizer.encode_raw(&format!("{}<|im_end|>", texts[0]))?, 0);
+                Ok(Compiled { mask: Box::new(forced), notes: Vec::new() })
             }
             Some((path, _)) => Err(ApiError::at(Code::UnsupportedSchema, format!("{path}/x"), "not here")),
             None => Err(ApiError::unsupported("tool_choice", "not here")),

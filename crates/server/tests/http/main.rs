@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 mod abuse;
+mod calls;
 mod cancel;
 mod chat;
 mod completions;

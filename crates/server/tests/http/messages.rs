@@ -195,7 +195,7 @@ async fn refusals_have_their_shape() {
         (
             json!({"system": [{"type": "text", "text": "s"}], "messages": [{"role": "user", "content": "a"},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u"}]}]}),
-            "messages[1].tool_call_id",
+            "messages[1].content[0].tool_use_id",
         ),
         (
             json!({"system": "s", "messages": [{"role": "user", "content": [{"type": "image",

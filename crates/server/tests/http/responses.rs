@@ -168,7 +168,7 @@ async fn refusals() {
             json!({"input": [{"type": "item_reference"},
                 {"type": "function_call_output", "call_id": "z", "output": ""}]}),
             "invalid_value",
-            "input[1].tool_call_id",
+            "input[1].call_id",
         ),
         (
             json!({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),

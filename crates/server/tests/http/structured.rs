@@ -130,3 +130,56 @@ async fn refusals() {
     }
     server.chat(json!({"max_tokens": 1})).await.ok();
 }
+
+/// What cannot be enforced is refused for a strict function, and said for another, in every dialect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schemas_that_cannot_be_enforced() {
+    let server = server();
+    let parameters = json!({"type": "object", "properties": {"link": {"type": "string", "format": "uri"},
+        "count": {"type": "integer", "minimum": 1, "maximum": 3}}, "required": ["count"]});
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let common = json!({"model": crate::support::MODEL, "max_tokens": 300, "temperature": 1, "seed": 3,
+        "clary": {"notes": true}});
+    let with = |fields: Value| {
+        let mut body = common.clone();
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let chat = |strict: bool| {
+        with(json!({"messages": messages, "tool_choice": "required", "reasoning_effort": "none",
+            "tools": [{"type": "function", "function": {"name": "now"}}, {"type": "function", "function":
+                {"name": "f", "strict": strict, "parameters": parameters}}]}))
+    };
+    let anthropic = |strict: bool| {
+        with(json!({"messages": messages, "tool_choice": {"type": "any"}, "thinking": {"type": "disabled"},
+            "tools": [{"type": "web_search_20250305", "name": "web_search"},
+                {"name": "f", "strict": strict, "input_schema": parameters}]}))
+    };
+    let responses = |strict: bool| {
+        with(json!({"input": "x", "tool_choice": "required", "reasoning": {"effort": "none"},
+            "tools": [{"type": "web_search"},
+                {"type": "function", "name": "f", "strict": strict, "parameters": parameters}]}))
+    };
+    for (route, ask, path) in [
+        ("/v1/chat/completions", &chat as &dyn Fn(bool) -> Value, "/tools/1/function/parameters"),
+        ("/v1/messages", &anthropic, "/tools/1/input_schema"),
+        ("/v1/responses", &responses, "/tools/1/parameters"),
+    ] {
+        let path = format!("{path}/properties/link/format");
+        let refused = server.post(route, &ask(true)).await;
+        assert_eq!(refused.status, 400);
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with(&format!("{path}: function f: ")), "{route}: {message}");
+        let reply = server.post(route, &ask(false)).await.ok();
+        let notes = reply["clary"]["notes"].as_array().unwrap();
+        assert!(notes.contains(&json!({"code": "schema_not_enforced", "path": path})), "{route}: {notes:?}");
+    }
+    // The rest holds.
+    let body = with(json!({"messages": messages, "reasoning_effort": "none",
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}));
+    let reply = server.post("/v1/chat/completions", &body).await.ok();
+    let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    let arguments: Value = serde_json::from_str(call.as_str().unwrap()).unwrap();
+    assert!((1..=3).contains(&arguments["count"].as_i64().unwrap()), "{reply}");
+}

@@ -8,8 +8,9 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
 use super::error::{GrammarError, GrammarFault};
+use super::matcher::Loosened;
 use super::plain::Plain;
-use super::schema::{self, Budget, Facts, Types};
+use super::schema::{self, Budget, Facts, Types, loosen};
 use super::{Calls, json_grammar};
 use crate::message::Tool;
 use crate::tokenizer::Tokenizer;
@@ -18,6 +19,10 @@ type Result<T> = std::result::Result<T, GrammarError>;
 
 /// Most schemas of one tool looked at for their types.
 const LOOKS_MAX: u32 = 1 << 16;
+/// Most obstacles taken out of the schemas of all tools, one at a time.
+const REPAIRS_MAX: usize = 48;
+/// Most conditions of one tool that are named as left out.
+const NAMED_MAX: usize = 64;
 /// What ends a parameter's value.
 const VALUE_CLOSE: &str = r#""\n</parameter>\n""#;
 /// Texts that the reader of a call would take for another type, or for the end of the value.
@@ -56,25 +61,33 @@ impl Parts {
     }
 }
 
-/// Adds the calls.
-pub(super) fn add(parts: &mut Parts, calls: &Calls, tokenizer: &Tokenizer) -> Result<()> {
+/// Adds the calls, and says what is not enforced. `free` leaves all arguments of functions that are not strict
+/// as they come.
+pub(super) fn add(
+    parts: &mut Parts,
+    calls: &Calls,
+    tokenizer: &Tokenizer,
+    free: bool,
+) -> Result<Vec<Loosened>> {
     let mark = |text: &str| match tokenizer.control_id(text) {
         Some(id) => format!("<[{id}]>"),
         None => format!("{text:?}"),
     };
     let mut rules = Rules::new();
-    let mut functions = Vec::new();
+    let (mut functions, mut loosened) = (Vec::new(), Vec::new());
     for (index, tool) in calls.tools.iter().enumerate() {
-        let (text, values) = (rules.text.len(), rules.values.len());
-        let body = match rules.strict(tool) {
-            // Without `strict` nothing was promised about arguments: any will do where these cannot be had.
-            Err(error) if !tool.strict && error.fault != GrammarFault::Invalid => {
-                rules.text.truncate(text);
-                rules.values.truncate(values);
-                rules.free()
+        let mut dropped = Vec::new();
+        let body = match tool.strict {
+            true => rules.strict(&tool.parameters),
+            false if free => {
+                dropped.push(String::new());
+                Ok(rules.free())
             }
-            body => body.map_err(|error| error.at_index(index))?,
+            false => rules.loose(tool, &mut dropped),
         };
+        let body = body.map_err(|error| error.at_index(index))?;
+        dropped.truncate(NAMED_MAX);
+        loosened.extend(dropped.into_iter().map(|pointer| Loosened { tool: index, pointer }));
         functions.push(format!("\"<function={}>\\n\" {body}", tool.name));
     }
     let more = if calls.parallel { " (\"\\n\" call)*" } else { "" };
@@ -93,7 +106,7 @@ pub(super) fn add(parts: &mut Parts, calls: &Calls, tokenizer: &Tokenizer) -> Re
     );
     parts.rules = Some(text);
     parts.values = rules.values;
-    Ok(())
+    Ok(loosened)
 }
 
 struct Rules {
@@ -103,12 +116,15 @@ struct Rules {
     names: usize,
     budget: Budget,
     plain: Plain,
+    /// Obstacles that may still be taken away.
+    repairs: usize,
 }
 
 impl Rules {
     fn new() -> Self {
         let (text, values) = (String::new(), Vec::new());
-        Self { text, values, names: 0, budget: Budget::new(), plain: Plain::new() }
+        let (budget, plain) = (Budget::new(), Plain::new());
+        Self { text, values, names: 0, budget, plain, repairs: REPAIRS_MAX }
     }
 
     fn name(&mut self, kind: &str) -> String {
@@ -123,9 +139,41 @@ impl Rules {
         format!("{name}*")
     }
 
+    /// Parameters of a tool's schema as far as that can be enforced; pointers to the rest go to `dropped`.
+    fn loose(&mut self, tool: &Tool, dropped: &mut Vec<String>) -> Result<String> {
+        let is_open = tool.parameters.get("properties").is_none()
+            && tool.parameters.get("additionalProperties") != Some(&Value::Bool(false));
+        if schema::measure(&tool.parameters).is_err() {
+            dropped.push(String::new());
+            return Ok(self.free());
+        }
+        let mut schema = tool.parameters.clone();
+        loosen::keywords(&mut schema, "", dropped);
+        loosen::resolve(&mut schema);
+        loop {
+            let (text, values) = (self.text.len(), self.values.len());
+            let (budget, plain) = (self.budget, self.plain);
+            let error = match self.strict(&schema) {
+                Ok(body) if body.is_empty() && is_open => return Ok(self.free()),
+                Err(error) if error.fault != GrammarFault::Invalid => error,
+                body => return body,
+            };
+            self.text.truncate(text);
+            self.values.truncate(values);
+            (self.budget, self.plain) = (budget, plain);
+            if self.repairs == 0 || !loosen::repair(&mut schema, &error.pointer) {
+                dropped.push(String::new());
+                return Ok(self.free());
+            }
+            self.repairs -= 1;
+            if dropped.last() != Some(&error.pointer) {
+                dropped.push(error.pointer);
+            }
+        }
+    }
+
     /// Parameters of a tool's schema, in its order.
-    fn strict(&mut self, tool: &Tool) -> Result<String> {
-        let root = &tool.parameters;
+    fn strict(&mut self, root: &Value) -> Result<String> {
         schema::measure(root)?;
         let Value::Object(map) = root else {
             return Err(GrammarError::invalid("", "must be an object schema"));

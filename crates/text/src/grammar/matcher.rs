@@ -9,11 +9,30 @@ pub struct Grammar {
     /// The id that stands for the end, one past the tokenizer's own.
     end: u32,
     end_ids: Arc<[u32]>,
+    loosened: Arc<[Loosened]>,
+}
+
+/// A condition on a function's arguments that is not enforced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loosened {
+    /// Place of the function among those that may be called.
+    pub tool: usize,
+    /// JSON pointer into its schema; empty if nothing of it is enforced.
+    pub pointer: String,
 }
 
 impl Grammar {
     pub(super) fn new(start: llguidance::Matcher, end: u32, end_ids: Arc<[u32]>) -> Self {
-        Self { start, end, end_ids }
+        Self { start, end, end_ids, loosened: Arc::new([]) }
+    }
+
+    pub(super) fn with_loosened(self, loosened: Vec<Loosened>) -> Self {
+        Self { loosened: loosened.into(), ..self }
+    }
+
+    /// What was left out of the schemas of functions that are not strict.
+    pub fn loosened(&self) -> &[Loosened] {
+        &self.loosened
     }
 
     /// A matcher before the first token.

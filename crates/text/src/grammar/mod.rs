@@ -33,7 +33,7 @@ use pattern::Dialect;
 use vocabulary::Vocabulary;
 
 pub use error::{GrammarError, GrammarFault};
-pub use matcher::{Grammar, Matcher, NotAllowed};
+pub use matcher::{Grammar, Loosened, Matcher, NotAllowed};
 pub use pattern::REGEX_BYTES_MAX;
 pub use schema::SCHEMA_DEPTH_MAX;
 
@@ -71,7 +71,8 @@ pub enum Answer {
 /// Which calls a reply may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Calls<'t> {
-    /// The functions that may be called. Arguments of strict ones follow their schema.
+    /// The functions that may be called. Arguments follow their schema; where not all of it can be enforced, a
+    /// strict function is refused and another is enforced as far as it goes ([`Grammar::loosened`]).
     pub tools: &'t [Tool],
     /// The reply must be calls and nothing else.
     pub required: bool,
@@ -124,10 +125,19 @@ impl GrammarCompiler {
         if let Some(answer) = answer.filter(|_| !calls.is_some_and(|calls| calls.required)) {
             parts.answer = Some(self::answer(answer)?);
         }
-        if let Some(calls) = calls {
-            calls::add(&mut parts, calls, &self.0.tokenizer)?;
-        }
-        self.build(parts.into_grammar())
+        let Some(calls) = calls else { return self.build(parts.into_grammar()) };
+        let answer = parts.answer.clone();
+        let loosened = calls::add(&mut parts, calls, &self.0.tokenizer, false)?;
+        let error = match self.build(parts.into_grammar()) {
+            Ok(grammar) => return Ok(grammar.with_loosened(loosened)),
+            Err(error) if calls.tools.iter().all(|tool| tool.strict) => return Err(error),
+            Err(error) => error,
+        };
+        // All together is too much: arguments of functions that are not strict are free then.
+        let mut parts = calls::Parts::default();
+        parts.answer = answer;
+        let loosened = calls::add(&mut parts, calls, &self.0.tokenizer, true)?;
+        self.build(parts.into_grammar()).map(|grammar| grammar.with_loosened(loosened)).map_err(|_| error)
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {

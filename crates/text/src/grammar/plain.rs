@@ -21,6 +21,7 @@ const NUMBER: &str = r"/-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?
 const INTEGER: &str = "/-?(?:0|[1-9][0-9]*)/";
 
 /// Makes terminals for parameters whose schema allows strings.
+#[derive(Clone, Copy)]
 pub(super) struct Plain {
     left: usize,
 }

@@ -126,6 +126,67 @@ fn text_with_calls() {
     }
 }
 
+/// One keyword that cannot be enforced costs itself and nothing else.
+#[test]
+fn loose_tools_are_enforced_as_far_as_that_goes() {
+    let parameters = json!({"type": "object", "properties": {
+        "link": {"type": "string", "format": "uri", "maxLength": 9},
+        "kind": {"oneOf": [{"enum": ["a", "b"]}, {"const": "b"}]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 3, "multipleOf": 1},
+        "more": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+            "patternProperties": {"^x": {}}, "additionalProperties": false}},
+        "required": ["link", "kind", "count", "more", "elsewhere"], "additionalProperties": false});
+    let tools = |strict: bool| {
+        Tool::parse_all(&json!([{"type": "function", "function": {"name": "now"}}, {"type": "function",
+            "function": {"name": "f", "strict": strict, "parameters": parameters}}]))
+        .unwrap()
+    };
+    let tools_now = tools(true);
+    let strict = Calls { tools: &tools_now, required: true, parallel: false };
+    let error = demo().1.compile(None, Some(&strict)).unwrap_err();
+    assert_eq!((error.index, error.fault), (Some(1), GrammarFault::Unsupported));
+    let tools = tools(false);
+    let grammar = compile(None, &tools[1..], true, false);
+    let dropped: Vec<&str> = grammar.loosened().iter().map(|loosened| loosened.pointer.as_str()).collect();
+    let wanted = [
+        "/properties/link/format",
+        "/properties/count/multipleOf",
+        "/properties/more/patternProperties",
+        "/properties/kind/oneOf/1",
+        "/required/4",
+    ];
+    assert_eq!(dropped, wanted);
+    let mut read_all = 0;
+    for seed in 1..30 {
+        let Some(text) = draw(&grammar, seed, 60) else { continue };
+        let reply = read(&tools, &text);
+        let arguments: Value = serde_json::from_str(&reply.calls[0].arguments).unwrap();
+        assert!(arguments["link"].as_str().unwrap().chars().count() <= 9, "{text}");
+        assert!(["a", "b"].contains(&arguments["kind"].as_str().unwrap()), "{text}");
+        assert!((1..=3).contains(&arguments["count"].as_i64().unwrap()), "{text}");
+        assert!(arguments["more"]["ok"].is_boolean(), "{text}");
+        read_all += 1;
+    }
+    assert!(read_all > 5, "{read_all}");
+    // What is more than can be compiled at once is free, and said.
+    let many: Vec<Value> = (0..60)
+        .map(|n| json!({"type": "string", "pattern": format!("^(a|b{{1,{}}}){{1,400}}c$", n + 300)}))
+        .collect();
+    let many: serde_json::Map<String, Value> =
+        many.into_iter().enumerate().map(|(n, s)| (format!("p{n}"), s)).collect();
+    let heavy = Tool::parse_all(&json!([{"type": "function", "function": {"name": "f",
+        "parameters": {"type": "object", "properties": many}}}]))
+    .unwrap();
+    let grammar = compile(None, &heavy, true, false);
+    assert!(!grammar.loosened().is_empty());
+    let open = Tool::parse_all(&json!([{"type": "function", "function": {"name": "f", "parameters":
+        {"type": "object"}}}]))
+    .unwrap();
+    let grammar = compile(None, &open, true, false);
+    let texts: Vec<String> = (1..40).filter_map(|seed| draw(&grammar, seed, 30)).collect();
+    assert!(texts.iter().any(|text| text.contains("<parameter=")), "parameters nobody declared may come");
+}
+
 #[test]
 fn loose_tools_and_refusals() {
     let parse = |parameters: Value, strict: bool| {

@@ -128,9 +128,16 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = time)]
     #[arg(env = "CLARY_MAX_STALL")]
     pub(crate) max_stall: Duration,
+    /// Percent of greedy replies that are made once more, plainly, when the server is idle: a difference is
+    /// logged and counted
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = percent, env = "CLARY_AUDIT")]
+    pub(crate) audit: f64,
     /// Form of the log on stderr; --quiet leaves warnings, -v adds probes
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "CLARY_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
+    /// Write the prompts to the log
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_LOG_PROMPTS")]
+    pub(crate) log_prompts: bool,
 }
 
 /// What replies are like where the request does not say.
@@ -262,6 +269,11 @@ fn cache_ram(text: &str) -> std::result::Result<CacheRam, String> {
     found.ok_or("auto, 0, or bytes (4294967296, 4GiB)".into())
 }
 
+fn percent(text: &str) -> std::result::Result<f64, String> {
+    let value = text.trim_end_matches('%').parse().ok().filter(|value| (0.0..=100.0).contains(value));
+    value.ok_or("a number from 0 to 100".into())
+}
+
 /// A time up to a year: deadlines are sums with the present.
 fn time(text: &str) -> std::result::Result<Duration, String> {
     let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("", 1000)];
@@ -308,6 +320,8 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         stall_after: args.work.stall_after,
         clary_fields: words.clary_fields.clone(),
         record: words.record.as_deref().map(record).transpose()?,
+        audit: args.work.audit,
+        log_prompts: args.work.log_prompts,
         anthropic: !place.no_anthropic,
         responses: !place.no_responses,
         ollama: !place.no_ollama,
@@ -379,5 +393,7 @@ mod tests {
         assert!(cache_ram("2GB").is_err());
         assert_eq!(slots("auto"), Ok(Slots::Auto));
         assert!(slots("0").is_err());
+        assert_eq!((percent("0.5"), percent("100%")), (Ok(0.5), Ok(100.0)));
+        assert!(percent("101").is_err() && percent("NaN").is_err());
     }
 }

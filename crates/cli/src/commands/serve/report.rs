@@ -314,6 +314,12 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
         let (context, trained) = (grouped(context as u64), grouped(trained as u64));
         notes.push(format!("context: {context} of the {trained} tokens the model was trained for"));
     }
+    if settings.log_prompts {
+        notes.push("log: prompts are written to it".to_owned());
+    }
+    if settings.audit > 0.0 {
+        notes.push(format!("audit: {} % of greedy replies are made once more when idle", settings.audit));
+    }
     if let Some(dir) = &settings.record {
         notes.push(format!("record: requests with their prompts are written to {}", dir.display()));
     }

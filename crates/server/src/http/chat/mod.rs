@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 mod choice;
+mod places;
 mod reply;
 mod request;
 mod stream;
@@ -25,6 +26,7 @@ use super::{flow, ids};
 
 pub use choice::ToolChoice;
 pub(crate) use choice::read as read_choice;
+pub(crate) use places::{Place, Places};
 pub use reply::{
     CacheView, ChatChoice, ChatReply, ChatUsage, Clary, CompletionDetails, DraftView, Logprobs, MissView,
     NoteView, PromptDetails, ReplyCall, ReplyFunction, ReplyMessage, StopWord, Timings,
@@ -33,7 +35,7 @@ pub(crate) use reply::{Head, notes_view, stop_word, usage};
 pub(crate) use request::openai_format as answer_format;
 pub use request::{ChatRequest, ReasoningFormat};
 pub use stream::{ChatChunk, ChunkChoice, Delta, DeltaCall, DeltaFunction};
-pub(crate) use validate::{Facts, Prepared, located, model_note, prepare, reader};
+pub(crate) use validate::{Facts, Prepared, model_note, prepare, reader};
 
 /// The answer to a dry run.
 #[derive(Clone, Debug, Serialize, ToSchema)]

@@ -315,13 +315,15 @@ impl Head {
         Some(std::iter::once(None).chain(scores.unwrap_or_default().into_iter().map(Some)).collect())
     }
 
-    /// The `clary` object, if any member of it is wanted.
+    /// The `clary` object, if any member of it is wanted or a call was cut.
     pub(crate) fn clary(&self, running: &Running) -> Option<Clary> {
-        if !self.fields.any() {
-            return None;
-        }
         let first = running.ended().next()?;
         let outcomes = || running.ended().map(|ended| &ended.outcome);
+        let cut = outcomes().find_map(|outcome| outcome.reply.incomplete_call.clone());
+        // A cut call is nowhere else, so that it is told of unasked.
+        if !self.fields.any() && cut.is_none() {
+            return None;
+        }
         let notes = || {
             let own = outcomes().flat_map(|outcome| &outcome.reply.notes);
             notes_view(running.notes().iter().chain(own))
@@ -335,7 +337,7 @@ impl Head {
             draft: self.fields.draft.then(|| self.draft(running)),
             cache: self.fields.cache.then(|| self.cache(&first.outcome)),
             receipt: self.fields.receipt.then(|| running.receipt()),
-            incomplete_tool_call: outcomes().find_map(|outcome| outcome.reply.incomplete_call.clone()),
+            incomplete_tool_call: cut,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use engine::Score;
 use serde::Serialize;
-use text::{Call, Piece};
+use text::Piece;
 use utoipa::ToSchema;
 
 use super::super::error::{ApiError, Dialect};
@@ -150,24 +150,23 @@ impl ChatWriter {
                 let delta = Delta { reasoning_content: Some(text), reasoning, ..Delta::default() };
                 self.delta(index, delta, logprobs, out);
             }
-            Piece::ToolCall(call) => self.call(index, call, out),
+            Piece::CallBegin { index: call, name } => {
+                let function = DeltaFunction { name: Some(name), arguments: String::new() };
+                let id = Some(self.head.call_id(index, call));
+                self.call(index, DeltaCall { index: call, id, kind: Some("function"), function }, out);
+            }
+            Piece::CallArguments { index: call, json } => {
+                let function = DeltaFunction { name: None, arguments: json };
+                self.call(index, DeltaCall { index: call, id: None, kind: None, function }, out);
+            }
+            // All of a whole call was said, and nothing can be taken back of one that is none.
+            Piece::ToolCall(_) | Piece::CallDropped { .. } => {}
             Piece::IncompleteCall(_) | Piece::Note(_) => {}
         }
     }
 
-    fn call(&self, choice: usize, call: Call, out: &mut Vec<u8>) {
-        let name = DeltaFunction { name: Some(call.name), arguments: String::new() };
-        let begin = DeltaCall {
-            index: call.index,
-            id: Some(self.head.call_id(choice, call.index)),
-            kind: Some("function"),
-            function: name,
-        };
-        let arguments = DeltaFunction { name: None, arguments: call.arguments };
-        let rest = DeltaCall { index: call.index, id: None, kind: None, function: arguments };
-        for call in [begin, rest] {
-            self.delta(choice, Delta { tool_calls: Some([call]), ..Delta::default() }, None, out);
-        }
+    fn call(&self, choice: usize, call: DeltaCall, out: &mut Vec<u8>) {
+        self.delta(choice, Delta { tool_calls: Some([call]), ..Delta::default() }, None, out);
     }
 
     fn finish(&mut self, running: &Running, index: usize, ended: &Ended, out: &mut Vec<u8>) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use text::{History, Message, Note, RenderOptions, Rendered, ReplyOptions, Tool};
+use text::{Content, History, Message, Note, Part, RenderOptions, Rendered, ReplyOptions, Tool};
 
 use super::super::app::Context;
 use super::super::asked::Asked;
@@ -18,6 +18,14 @@ use super::request::{ChatRequest, ReasoningFormat};
 use crate::pictures::expand;
 use crate::session::{measure, message_ends};
 use crate::{Measured, ReaderOptions};
+
+/// Bytes of text for each token of the context up to which a prompt may fit: it is rendered and counted. A
+/// longer one is measured first.
+const BYTES_A_TOKEN: usize = 8;
+/// Texts up to here are rendered and counted where only the number is wanted.
+const RENDERED_BYTES: usize = 8 << 20;
+/// Bytes that are measured at a time.
+const MEASURED_BYTES: usize = 64 << 10;
 
 /// A chat ready for the engine, and what its reply needs to know.
 pub(crate) struct Prepared {
@@ -48,6 +56,7 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
     notes.extend(model_note(app, &request.model)?);
     let offered = request.tool_choice.offered(std::mem::take(&mut request.tools));
     let tools: Arc<[Tool]> = offered.into();
+    measure_text(served, &request)?;
     let (rendered, measured) = render(app, served, &mut request, &tools)?;
     notes.extend(rendered.notes.iter().cloned());
     let context = served.context();
@@ -61,7 +70,11 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
         parallel: request.parallel_tool_calls,
     };
     let tokenizer = &served.session.text().tokenizer;
-    let mask = constraint::compile(served.grammar.as_deref(), &wishes, tokenizer)?;
+    let compiled = constraint::compile(served.grammar.as_deref(), &wishes, tokenizer)?;
+    let mask = compiled.map(|compiled| {
+        notes.extend(compiled.notes);
+        compiled.mask
+    });
     let budget = match request.thinking_budget {
         None => app.settings().thinking_budget,
         Some(budget) => usize::try_from(budget).ok(),
@@ -144,6 +157,45 @@ pub(crate) fn reader(
     }
 }
 
+/// Refuses messages whose text alone is far beyond the context, without rendering them: templates have limits of
+/// their own. The number of tokens is then that of the beginning, scaled.
+fn measure_text(served: &Served, request: &ChatRequest) -> Result<(), ApiError> {
+    let texts = || request.messages.iter().flat_map(|message| texts(&message.content));
+    let bytes: usize = texts().map(str::len).sum();
+    let context = served.context();
+    let least = if request.dry_run { RENDERED_BYTES } else { 0 };
+    if bytes <= context.saturating_mul(BYTES_A_TOKEN).max(least) {
+        return Ok(());
+    }
+    let (mut tokens, mut measured) = (0, 0);
+    for text in texts() {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.floor_char_boundary(MEASURED_BYTES));
+            tokens += served.session.text().tokenizer.encode_text(part)?.len();
+            measured += part.len();
+            rest = after;
+            // Cuts make a few tokens more.
+            if tokens > context + context / 8 {
+                let all = tokens as f64 / measured as f64 * bytes as f64;
+                return Err(ApiError::overflow(all as usize, context));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn texts(content: &Content) -> Vec<&str> {
+    match content {
+        Content::Absent => Vec::new(),
+        Content::Text(text) => vec![text],
+        Content::Parts(parts) => {
+            let text = |part| if let &Part::Text(ref text) = part { Some(text.as_str()) } else { None };
+            parts.iter().filter_map(text).collect()
+        }
+    }
+}
+
 fn render(
     app: &App,
     served: &Served,
@@ -169,19 +221,4 @@ fn render(
     let mut rendered = text.template.render(&text.tokenizer, &history, &options)?;
     expand(&mut rendered, &pictures);
     Ok((rendered, pictures))
-}
-
-/// Puts the client's own name and index of a message into the path of an error: other dialects make several
-/// messages of one entry.
-pub(crate) fn located(mut error: ApiError, name: &str, origins: &[usize]) -> ApiError {
-    let Some(param) = &error.param else { return error };
-    let Some((index, rest)) = param.strip_prefix("messages[").and_then(|rest| rest.split_once(']')) else {
-        return error;
-    };
-    if let Some(origin) = index.parse::<usize>().ok().and_then(|index| origins.get(index)) {
-        let moved = format!("{name}[{origin}]{rest}");
-        error.message = error.message.replacen(param.as_str(), &moved, 1);
-        error.param = Some(moved);
-    }
-    error
 }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::app::{Context, json};
 use super::asked::Asked;
-use super::chat::{Head, Prepared, located, prepare};
+use super::chat::{Head, Prepared, prepare};
 use super::error::ApiError;
 use super::running::{Running, Update};
 use super::state::{App, now_seconds};
@@ -73,5 +73,5 @@ pub(crate) async fn count(
 
 fn prepared(asked: &Asked, counting: bool) -> Result<Prepared, ApiError> {
     let read = request::read(asked.object()?, &asked.served, counting)?;
-    prepare(asked, read.chat).map_err(|error| located(error, "messages", &read.origins))
+    read.places.prepared(prepare(asked, read.chat))
 }

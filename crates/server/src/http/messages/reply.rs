@@ -150,11 +150,13 @@ pub(crate) struct MessageWriter {
     blocks: Vec<Block>,
     /// Whether the last block is still open.
     is_open: bool,
+    /// Blocks of calls that did not become whole: a whole reply has none of them.
+    broken: Vec<usize>,
 }
 
 impl MessageWriter {
     pub(crate) fn new(head: Head, request_id: String) -> Self {
-        Self { head, request_id, blocks: Vec::new(), is_open: false }
+        Self { head, request_id, blocks: Vec::new(), is_open: false, broken: Vec::new() }
     }
 
     /// The whole reply. `running` is over and every update has been taken.
@@ -163,7 +165,9 @@ impl MessageWriter {
         let Some(ended) = running.ended().next() else { return self.message(running) };
         let (stop_reason, stop_sequence) = stop(&ended.outcome);
         let clary = self.head.clary(running);
-        let content = std::mem::take(&mut self.blocks);
+        let blocks = std::mem::take(&mut self.blocks).into_iter().enumerate();
+        let content = blocks.filter(|(index, _)| !self.broken.contains(index)).map(|(_, block)| block);
+        let content = content.collect();
         MessageReply {
             content,
             stop_reason: Some(stop_reason),
@@ -209,16 +213,24 @@ impl MessageWriter {
                     text.push_str(&more);
                 }
             }
+            Piece::CallBegin { index, name } => {
+                let id = derived("toolu_", &self.head.id, &index.to_string());
+                self.open(Block::ToolUse { id, name, input: Map::new() }, out);
+            }
+            Piece::CallArguments { json, .. } => self.delta(Delta::InputJson { partial_json: &json }, out),
             Piece::ToolCall(call) => {
-                let id = derived("toolu_", &self.head.id, &call.index.to_string());
-                self.open(Block::ToolUse { id, name: call.name, input: Map::new() }, out);
-                self.delta(Delta::InputJson { partial_json: &call.arguments }, out);
                 if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
                     *input = serde_json::from_str(&call.arguments).unwrap_or_default();
                 }
                 self.close(out);
             }
-            Piece::IncompleteCall(_) | Piece::Note(_) => {}
+            Piece::CallDropped { .. } | Piece::IncompleteCall(_) => {
+                if let (true, Some(Block::ToolUse { .. })) = (self.is_open, self.blocks.last()) {
+                    self.broken.push(self.blocks.len() - 1);
+                    self.close(out);
+                }
+            }
+            Piece::Note(_) => {}
         }
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use text::{Content, Image, Message, Note, PARTS_MAX, Part, Role, Tool, ToolCall};
 use utoipa::ToSchema;
 
-use super::super::chat::{ChatRequest, ReasoningFormat, ToolChoice};
+use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice};
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
@@ -44,10 +44,10 @@ pub struct MessagesRequest {
     pub params: Params,
 }
 
-/// A chat request, and for each of its messages the index in the client's own list.
+/// A chat request, and where the client has its parts.
 pub(crate) struct Read {
     pub(crate) chat: ChatRequest,
-    pub(crate) origins: Vec<usize>,
+    pub(crate) places: Places,
 }
 
 /// Reads a body. `counting` is for the route that only counts, which needs no `max_tokens`.
@@ -59,7 +59,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
     if max_tokens.is_none() && !counting {
         return Err(missing("max_tokens"));
     }
-    let mut reader = Reader::default();
+    let mut reader = Reader::new();
     reader.system(fields.take("system"))?;
     let turns = fields.need("messages")?;
     let turns = turns.as_array().ok_or_else(|| unexpected("messages", "an array", &turns))?;
@@ -92,22 +92,26 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
         params,
         notes: reader.notes,
     };
-    Ok(Read { chat, origins: reader.origins })
+    Ok(Read { chat, places: reader.places })
 }
 
 /// Turns blocks into messages.
-#[derive(Default)]
 struct Reader {
     messages: Vec<Message>,
-    /// Index of each message in the client's list.
-    origins: Vec<usize>,
+    places: Places,
     notes: Vec<Note>,
 }
 
 impl Reader {
-    fn push(&mut self, origin: usize, message: Message) {
+    fn new() -> Self {
+        let places = Places { result_id: "tool_use_id", schema: "input_schema", ..Places::default() };
+        Self { messages: Vec::new(), places, notes: Vec::new() }
+    }
+
+    /// Adds a message whose blocks stand behind `skipped` others at the path.
+    fn push(&mut self, path: &str, skipped: usize, message: Message) {
         self.messages.push(message);
-        self.origins.push(origin);
+        self.places.messages.push(Place { skipped, ..Place::whole(path) });
     }
 
     fn system(&mut self, system: Option<Value>) -> Result<(), ApiError> {
@@ -115,7 +119,7 @@ impl Reader {
             if text.starts_with(BILLING) {
                 reader.notes.push(Note { code: "billing_header_dropped", path });
             } else if !text.is_empty() {
-                reader.push(0, Message::text(Role::System, text));
+                reader.push("system", 0, Message::text(Role::System, text));
             }
         };
         match system {
@@ -141,48 +145,49 @@ impl Reader {
             Some("system") => Role::System,
             _ => return Err(unexpected(format!("{path}.role"), "user, assistant or system", &turn["role"])),
         };
-        let path = format!("{path}.content");
         match &turn["content"] {
-            Value::String(text) => self.push(index, Message::text(role, text.as_str())),
+            Value::String(text) => self.push(&path, 0, Message::text(role, text.as_str())),
             Value::Array(blocks) if blocks.len() <= PARTS_MAX => match role {
-                Role::Assistant => self.assistant(index, blocks, &path)?,
-                role => self.user(index, role, blocks, &path)?,
+                Role::Assistant => self.assistant(blocks, &path)?,
+                role => self.user(role, blocks, &path)?,
             },
             Value::Array(blocks) => {
                 let detail = format!("{} blocks, at most {PARTS_MAX} are allowed", blocks.len());
-                return Err(ApiError::invalid(path, detail));
+                return Err(ApiError::invalid(format!("{path}.content"), detail));
             }
-            other => return Err(unexpected(path, "a string or content blocks", other)),
+            other => {
+                return Err(unexpected(format!("{path}.content"), "a string or content blocks", other));
+            }
         }
         Ok(())
     }
 
     /// Text and pictures form user messages; each tool result between them is a message of its own.
-    fn user(&mut self, index: usize, role: Role, blocks: &[Value], path: &str) -> Result<(), ApiError> {
+    fn user(&mut self, role: Role, blocks: &[Value], path: &str) -> Result<(), ApiError> {
         let mut parts = Vec::new();
         for (place, block) in blocks.iter().enumerate() {
-            let path = format!("{path}[{place}]");
+            let inner = format!("{path}.content[{place}]");
             if block["type"] != "tool_result" {
-                parts.push(part(block, &path)?);
+                parts.push(part(block, &inner)?);
                 continue;
             }
             if !parts.is_empty() {
-                self.push(index, message(role, std::mem::take(&mut parts)));
+                self.push(path, place - parts.len(), message(role, std::mem::take(&mut parts)));
             }
-            let result = tool_result(block, &path)?;
-            self.push(index, result);
+            let result = tool_result(block, &inner)?;
+            self.push(&inner, 0, result);
         }
         if !parts.is_empty() {
-            self.push(index, message(role, parts));
+            self.push(path, blocks.len() - parts.len(), message(role, parts));
         }
         Ok(())
     }
 
-    fn assistant(&mut self, index: usize, blocks: &[Value], path: &str) -> Result<(), ApiError> {
+    fn assistant(&mut self, blocks: &[Value], path: &str) -> Result<(), ApiError> {
         let mut turn = message(Role::Assistant, Vec::new());
         let (mut text, mut reasoning) = (String::new(), String::new());
         for (place, block) in blocks.iter().enumerate() {
-            let path = format!("{path}[{place}]");
+            let path = format!("{path}.content[{place}]");
             match block["type"].as_str() {
                 Some("text") => text.push_str(block_text(block, &path)?),
                 Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
@@ -196,7 +201,7 @@ impl Reader {
         }
         turn.content = if text.is_empty() { Content::Absent } else { Content::Text(text) };
         turn.reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
-        self.push(index, turn);
+        self.push(path, 0, turn);
         Ok(())
     }
 
@@ -211,16 +216,20 @@ impl Reader {
                 continue;
             }
             let mut function = Map::new();
-            for (from, to) in
-                [("name", "name"), ("description", "description"), ("input_schema", "parameters")]
-            {
+            for (from, to) in [
+                ("name", "name"),
+                ("description", "description"),
+                ("input_schema", "parameters"),
+                ("strict", "strict"),
+            ] {
                 if let Some(value) = tool.get(from) {
                     function.insert(to.into(), value.clone());
                 }
             }
             functions.push(json!({"type": "function", "function": function}));
+            self.places.tools.push(index);
         }
-        Ok(Tool::parse_all(&Value::Array(functions))?)
+        Tool::parse_all(&Value::Array(functions)).map_err(|error| self.places.located(error.into()))
     }
 }
 
@@ -290,7 +299,7 @@ fn tool_use(block: &Value, path: &str) -> Result<ToolCall, ApiError> {
         Value::Object(input) => input.clone(),
         other => return Err(unexpected(format!("{path}.input"), "an object", other)),
     };
-    Ok(ToolCall { id: Some(text("id")?), name: text("name")?, arguments })
+    Ok(ToolCall { id: Some(text("id")?), name: text("name")?, arguments, is_text: false })
 }
 
 fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {

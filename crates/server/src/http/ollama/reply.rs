@@ -109,6 +109,8 @@ impl OllamaWriter {
                 self.calls.push(call.clone());
                 self.line("", None, Some(json!([call])))
             }
+            // This dialect has whole calls only.
+            Piece::CallBegin { .. } | Piece::CallArguments { .. } | Piece::CallDropped { .. } => return None,
             Piece::IncompleteCall(_) | Piece::Note(_) => return None,
         };
         Some(line.into())

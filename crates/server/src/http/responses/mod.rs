@@ -11,7 +11,7 @@ use axum::response::Response;
 
 use super::app::{Context, json};
 use super::asked::Asked;
-use super::chat::{Head, Prepared, located, prepare};
+use super::chat::{Head, Prepared, prepare};
 use super::error::{ApiError, Code, quoted};
 use super::running::{Running, Update};
 use super::state::{App, now_seconds};
@@ -32,7 +32,7 @@ pub(crate) async fn post(
     let turn = asked.turn()?;
     let prepared = asked.prepare(|asked| {
         let read = request::read(asked.object()?, &asked.served)?;
-        let prepared = prepare(asked, read.chat).map_err(|error| located(error, "input", &read.origins))?;
+        let prepared = read.places.prepared(prepare(asked, read.chat))?;
         Ok((prepared, read.custom, read.echo))
     });
     let (Prepared { job, facts }, custom, echo) = prepared.await?;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
-use text::{Call, Piece};
+use text::Piece;
 
 use super::super::chat::{Head, usage};
 use super::super::error::{ApiError, Dialect};
@@ -17,8 +17,18 @@ use crate::Finish;
 enum Item {
     Reasoning(String),
     Message(String),
-    Function { name: String, arguments: String, call_id: String },
-    Custom { name: String, input: String, call_id: String },
+    Function {
+        name: String,
+        arguments: String,
+        call_id: String,
+    },
+    /// `json` is what is read of the arguments so far: `input` is one of them.
+    Custom {
+        name: String,
+        input: String,
+        call_id: String,
+        json: String,
+    },
 }
 
 impl Item {
@@ -57,7 +67,7 @@ impl Item {
                 json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
                     "arguments": arguments})
             }
-            Self::Custom { name, input, call_id } => {
+            Self::Custom { name, input, call_id, .. } => {
                 json!({"id": id, "type": "custom_tool_call", "status": status, "call_id": call_id,
                     "name": name, "input": input})
             }
@@ -68,6 +78,19 @@ impl Item {
 /// The number a person typed: an f32 widened by its bits would show digits that nobody wrote.
 fn decimal(value: f32) -> Value {
     serde_json::from_str(&value.to_string()).unwrap_or_default()
+}
+
+/// The text of a custom tool in the beginning of its arguments, as far as that goes. No escape is cut.
+fn input_so_far(json: &str) -> String {
+    let Some(text) = json.strip_prefix("{\"input\":\"") else { return String::new() };
+    let mut escaped = false;
+    let end = text.find(|c: char| {
+        let is_end = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        is_end
+    });
+    let text = &text[..end.unwrap_or(text.len())];
+    serde_json::from_str(&format!("\"{text}\"")).unwrap_or_default()
 }
 
 fn text_part(text: &str) -> Value {
@@ -195,22 +218,58 @@ impl ResponseWriter {
                     text.push_str(&more);
                 }
             }
-            Piece::ToolCall(call) => self.call(call, out),
-            Piece::IncompleteCall(_) | Piece::Note(_) => {}
+            Piece::CallBegin { index, name } => {
+                let call_id = self.head.call_id(0, index);
+                let text = String::new;
+                self.open(
+                    match self.custom.contains(&name) {
+                        true => Item::Custom { name, input: text(), call_id, json: text() },
+                        false => Item::Function { name, arguments: text(), call_id },
+                    },
+                    out,
+                );
+            }
+            Piece::CallArguments { json, .. } => self.arguments(&json, out),
+            Piece::ToolCall(call) => self.called(&call.arguments, out),
+            Piece::CallDropped { .. } | Piece::IncompleteCall(_) => {
+                if let Some(Item::Function { .. } | Item::Custom { .. }) = self.items.last() {
+                    self.close("incomplete", out);
+                }
+            }
+            Piece::Note(_) => {}
         }
     }
 
-    fn call(&mut self, call: Call, out: &mut Vec<u8>) {
-        let call_id = self.head.call_id(0, call.index);
-        let name = call.name;
-        if self.custom.contains(&name) {
-            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-            let input = arguments["input"].as_str().map_or(call.arguments.clone(), str::to_owned);
-            self.open(Item::Custom { name, input: input.clone(), call_id }, out);
-            self.about("response.custom_tool_call_input.delta", json!({"delta": input}), out);
-        } else {
-            self.open(Item::Function { name, arguments: call.arguments.clone(), call_id }, out);
-            self.about("response.function_call_arguments.delta", json!({"delta": call.arguments}), out);
+    /// More of the last item's arguments.
+    fn arguments(&mut self, more: &str, out: &mut Vec<u8>) {
+        match self.items.last_mut() {
+            Some(Item::Function { arguments, .. }) => {
+                arguments.push_str(more);
+                self.about("response.function_call_arguments.delta", json!({"delta": more}), out);
+            }
+            Some(Item::Custom { input, json, .. }) => {
+                json.push_str(more);
+                let text = input_so_far(json);
+                let more = text.get(input.len()..).unwrap_or_default().to_owned();
+                input.push_str(&more);
+                if !more.is_empty() {
+                    self.about("response.custom_tool_call_input.delta", json!({"delta": more}), out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The last item's arguments are whole.
+    fn called(&mut self, arguments: &str, out: &mut Vec<u8>) {
+        if let Some(Item::Custom { input, .. }) = self.items.last_mut()
+            && input.is_empty()
+        {
+            // The model named its text otherwise, or gave none.
+            let named: Value = serde_json::from_str(arguments).unwrap_or_default();
+            *input = named["input"].as_str().map_or(arguments, |text| text).to_owned();
+            let delta = input.clone();
+            self.about("response.custom_tool_call_input.delta", json!({"delta": delta}), out);
         }
         self.close("completed", out);
     }

@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 use text::{Content, Message, Note, Role, Tool, ToolCall};
 use utoipa::ToSchema;
 
-use super::super::chat::{ChatRequest, ReasoningFormat, ToolChoice, answer_format, read_choice};
+use super::super::chat::{
+    ChatRequest, Place, Places, ReasoningFormat, ToolChoice, answer_format, read_choice,
+};
 use super::super::error::{ApiError, Code};
 use super::super::fields::{EFFORTS, Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
@@ -47,8 +49,8 @@ pub struct ResponsesRequest {
 /// A chat request, and what the response tells of the request.
 pub(crate) struct Read {
     pub(crate) chat: ChatRequest,
-    /// For each message the index of its item.
-    pub(crate) origins: Vec<usize>,
+    /// Where the client has the request's parts.
+    pub(crate) places: Places,
     /// Names of tools that take text instead of arguments.
     pub(crate) custom: HashSet<String>,
     /// Settings that are told as they were asked.
@@ -90,12 +92,12 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served) -> Result<Read, Api
     fields.ignore(&["include", "client_metadata"]);
     let missing = |name: &str| ApiError::at(Code::MissingField, name, "this field is needed");
     let model = fields.string("model", MODEL_NAME_MAX)?.ok_or_else(|| missing("model"))?;
-    let mut reader = Reader::default();
+    let mut reader = Reader::new();
     if let Some(instructions) = fields.string("instructions", usize::MAX)? {
-        reader.push(0, Message::text(Role::System, instructions));
+        reader.push(Place::whole("instructions"), Message::text(Role::System, instructions));
     }
     match fields.need("input")? {
-        Value::String(text) => reader.push(0, Message::text(Role::User, text)),
+        Value::String(text) => reader.push(Place::whole("input"), Message::text(Role::User, text)),
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
                 reader.item(index, item)?;
@@ -138,7 +140,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served) -> Result<Read, Api
         messages: reader.messages,
         notes: reader.notes.into_iter().chain(fields.finish()).collect(),
     };
-    Ok(Read { chat, origins: reader.origins, custom, echo })
+    Ok(Read { chat, places: reader.places, custom, echo })
 }
 
 fn reasoning(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
@@ -148,26 +150,30 @@ fn reasoning(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
 }
 
 /// Turns items into messages.
-#[derive(Default)]
 struct Reader {
     messages: Vec<Message>,
-    origins: Vec<usize>,
+    places: Places,
     notes: Vec<Note>,
     /// The assistant's turn, which several items make.
     turn: Option<(usize, Message)>,
 }
 
 impl Reader {
-    fn push(&mut self, origin: usize, message: Message) {
+    fn new() -> Self {
+        let places = Places { result_id: "call_id", schema: "parameters", ..Places::default() };
+        Self { messages: Vec::new(), places, notes: Vec::new(), turn: None }
+    }
+
+    fn push(&mut self, place: Place, message: Message) {
         self.flush();
         self.messages.push(message);
-        self.origins.push(origin);
+        self.places.messages.push(place);
     }
 
     fn flush(&mut self) {
         let Some((origin, turn)) = self.turn.take() else { return };
         self.messages.push(turn);
-        self.origins.push(origin);
+        self.places.messages.push(Place::whole(format!("input[{origin}]")));
     }
 
     fn turn(&mut self, origin: usize) -> &mut Message {
@@ -186,23 +192,12 @@ impl Reader {
                 self.turn(index).reasoning.get_or_insert_default().push_str(&text);
                 Ok(())
             }
-            Some("function_call") => {
-                let arguments = match &item["arguments"] {
-                    Value::Null => Map::new(),
-                    Value::String(text) if text.trim().is_empty() => Map::new(),
-                    Value::String(text) => serde_json::from_str(text).map_err(|_| {
-                        ApiError::invalid(format!("{path}.arguments"), "must be a JSON object in a string")
-                    })?,
-                    Value::Object(object) => object.clone(),
-                    other => return Err(unexpected(format!("{path}.arguments"), "a string", other)),
-                };
-                self.call(index, item, &path, arguments)
-            }
+            Some("function_call") => self.call(index, item, &path, &item["arguments"]),
             Some("custom_tool_call") => {
-                let input = Map::from_iter([("input".to_owned(), text(item, "input", &path)?.into())]);
-                self.call(index, item, &path, input)
+                let input = json!({"input": text(item, "input", &path)?});
+                self.call(index, item, &path, &input)
             }
-            Some("function_call_output" | "custom_tool_call_output") => self.output(index, item, &path),
+            Some("function_call_output" | "custom_tool_call_output") => self.output(item, &path),
             kind => {
                 let code = if kind.is_some() { "item_skipped" } else { "item_without_type" };
                 self.notes.push(Note { code, path });
@@ -220,7 +215,7 @@ impl Reader {
         let mut messages = Message::parse_all(&shown).map_err(moved)?;
         let Some(message) = messages.pop() else { return Ok(()) };
         if message.role != Role::Assistant {
-            self.push(index, message);
+            self.push(Place::whole(path), message);
             return Ok(());
         }
         let more = plain(&message.content);
@@ -230,20 +225,16 @@ impl Reader {
         Ok(())
     }
 
-    fn call(
-        &mut self,
-        index: usize,
-        item: &Value,
-        path: &str,
-        arguments: Map<String, Value>,
-    ) -> Result<(), ApiError> {
+    fn call(&mut self, index: usize, item: &Value, path: &str, arguments: &Value) -> Result<(), ApiError> {
         let id = Some(text(item, "call_id", path)?);
         let name = text(item, "name", path)?;
-        self.turn(index).tool_calls.push(ToolCall { id, name, arguments });
+        let call = ToolCall::new(id, name, Some(arguments));
+        let call = call.ok_or_else(|| unexpected(format!("{path}.arguments"), "a string", arguments))?;
+        self.turn(index).tool_calls.push(call);
         Ok(())
     }
 
-    fn output(&mut self, index: usize, item: &Value, path: &str) -> Result<(), ApiError> {
+    fn output(&mut self, item: &Value, path: &str) -> Result<(), ApiError> {
         let id = text(item, "call_id", path)?;
         let shown = json!([{"role": "tool", "tool_call_id": id, "content": item["output"]}]);
         let moved = |error: text::RequestError| {
@@ -251,7 +242,7 @@ impl Reader {
             ApiError::from(text::RequestError { path, ..error })
         };
         for message in Message::parse_all(&shown).map_err(moved)? {
-            self.push(index, message);
+            self.push(Place { content: "output", ..Place::whole(path) }, message);
         }
         Ok(())
     }
@@ -285,8 +276,10 @@ impl Reader {
                 }
             }
             functions.push(json!({"type": "function", "function": function}));
+            self.places.tools.push(index);
         }
-        Ok((Tool::parse_all(&Value::Array(functions))?, custom))
+        let functions = Tool::parse_all(&Value::Array(functions));
+        Ok((functions.map_err(|error| self.places.located(error.into()))?, custom))
     }
 }
 

@@ -57,6 +57,7 @@ pub(crate) async fn ready(State(app): State<App>) -> Response {
         Some(engine) if engine.stopped().is_some() => Some("faulted"),
         Some(_) => app.stalled().map(|_| "stalled"),
     };
+    app.tell_readiness(reason);
     let status = engine.map(|engine| engine.status()).unwrap_or_default();
     let step_age = engine.and_then(|engine| engine.step_age());
     let token_age = app.model().filter(|_| step_age.is_some()).map(|served| served.board.token_age());

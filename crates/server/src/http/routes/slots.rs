@@ -12,5 +12,6 @@ use super::super::state::App;
 #[utoipa::path(get, path = "/slots", tag = "Operation", responses((status = 200, body = Vec<SlotView>)))]
 pub(crate) async fn slots(State(app): State<App>) -> Result<Response, ApiError> {
     let served = app.loaded()?;
-    Ok(json(&served.board.view(served.context())))
+    let status = served.session.engine().status();
+    Ok(json(&served.board.view(served.context(), &status.encoding)))
 }

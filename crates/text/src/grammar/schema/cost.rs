@@ -11,6 +11,7 @@ use super::Result;
 use crate::grammar::error::GrammarError;
 
 /// What is left of the schemas that one constraint may have after multiplication.
+#[derive(Clone, Copy)]
 pub(in crate::grammar) struct Budget(u64);
 
 impl Budget {

@@ -50,6 +50,19 @@ impl Types {
         }
     }
 
+    /// As a `type` keyword names them.
+    pub(in crate::grammar) fn names(self) -> Vec<&'static str> {
+        let all = [
+            (Self::NULL, "null"),
+            (Self::BOOLEAN, "boolean"),
+            (Self::NUMBER, "number"),
+            (Self::STRING, "string"),
+            (Self::ARRAY, "array"),
+            (Self::OBJECT, "object"),
+        ];
+        all.into_iter().filter(|(kind, _)| self.has(*kind)).map(|(_, name)| name).collect()
+    }
+
     pub(in crate::grammar) fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }

@@ -30,18 +30,22 @@ const REFUSED: [&str; 20] = [
     "extends",
 ];
 
-/// Refuses keywords that are not enforced, unless they have a value that changes nothing.
+/// Whether a keyword is enforced, or has a value that changes nothing.
+pub(super) fn is_enforced(key: &str, value: &Value, at: &str) -> bool {
+    match key {
+        "uniqueItems" => value == false,
+        "minProperties" => value == 0,
+        "unevaluatedItems" | "unevaluatedProperties" | "additionalItems" => value == true,
+        // It would change where references inside lead.
+        "$id" if !at.is_empty() => false,
+        key => !REFUSED.contains(&key),
+    }
+}
+
+/// Refuses keywords that are not enforced.
 pub(super) fn refuse(map: &Map<String, Value>, at: &str) -> Result<()> {
     for (key, value) in map {
-        let is_idle = match key.as_str() {
-            "uniqueItems" => value == false,
-            "minProperties" => value == 0,
-            "unevaluatedItems" | "unevaluatedProperties" | "additionalItems" => value == true,
-            // It would change where references inside lead.
-            "$id" if !at.is_empty() => false,
-            key => !REFUSED.contains(&key),
-        };
-        if !is_idle {
+        if !is_enforced(key, value, at) {
             let detail = "this keyword is not enforced; leave it out, or say the same with others";
             return Err(GrammarError::unsupported(step(at, key), detail));
         }

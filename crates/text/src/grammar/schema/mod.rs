@@ -9,6 +9,7 @@ mod disjoint;
 mod facts;
 mod finite;
 mod keywords;
+pub(super) mod loosen;
 
 use std::collections::HashMap;
 
@@ -292,6 +293,13 @@ fn numbers(map: &Map<String, Value>, form: &mut Map<String, Value>, at: &str) ->
     for key in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
         let Some(bound) = map.get(key) else { continue };
         let at = step(at, key);
+        // The fourth draft says with it how the other bound is meant.
+        let plain = map.get(if key == "exclusiveMinimum" { "minimum" } else { "maximum" });
+        let bound = match (bound, plain) {
+            (Value::Bool(false), _) => continue,
+            (Value::Bool(true), Some(plain)) if key.starts_with("exclusive") => plain,
+            _ => bound,
+        };
         let Some(number) = bound.as_f64() else {
             return Err(GrammarError::invalid(at, "must be a number"));
         };
