@@ -76,6 +76,7 @@ impl Audit {
         Self { reply, ..self }
     }
 
+    /// The request that makes it plainly.
     fn request(&self, served: &Served) -> Request {
         let mut request = served.session.request(self.ids.clone(), self.reply.len(), self.pictures.clone());
         request.sampling = self.sampling.clone();
@@ -175,6 +176,27 @@ fn run(served: &Served, audit: &Audit) -> Option<AuditResult> {
             // It would hold up those who wait for an answer.
             drop(ticket);
             return None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_told_apart() {
+        let audit = Audit {
+            request_id: "r".to_owned(),
+            ids: vec![1],
+            pictures: Vec::new(),
+            sampling: Sampling::default(),
+            mask: None,
+            reply: vec![1, 2, 3],
+        };
+        assert_eq!(audit.judge(&[1, 2, 3]), AuditResult::Equal);
+        for found in [&[1, 2][..], &[1, 2, 4], &[1, 2, 3, 4]] {
+            assert_eq!(audit.judge(found), AuditResult::Different);
         }
     }
 }

@@ -315,3 +315,31 @@ async fn a_full_queue_and_a_long_wait() {
     assert_eq!(refused.error(), (429, "queue_full".into(), None));
     assert!(waited.headers.contains_key("retry-after") && refused.headers.contains_key("retry-after"));
 }
+
+/// What is far too long says so, however long it is, and what is too many names the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_large_requests_have_the_right_codes() {
+    let server = Server::new();
+    let huge = "word and more ".repeat(1 << 20);
+    let message = json!([{"role": "user", "content": huge}]);
+    let answer = server.chat(json!({"messages": message})).await;
+    assert_eq!(answer.error(), (400, "context_length_exceeded".into(), None));
+    let told = answer.json()["error"]["n_prompt_tokens"].as_u64().unwrap();
+    assert!((1 << 20..8 << 20).contains(&told), "{told}");
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": huge}]}]);
+    let body = json!({"model": crate::support::MODEL, "messages": parts, "max_tokens": 5});
+    let answer = server.post("/v1/messages", &body).await;
+    assert!(answer.json()["error"]["message"].as_str().unwrap().contains("prompt is too long"));
+    let counted = server.post("/v1/messages/count_tokens", &body).await;
+    assert!(counted.json()["error"]["message"].as_str().unwrap().contains("prompt is too long"));
+    let many: Vec<Value> = (0..5001)
+        .map(|at| json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": "a"}))
+        .collect();
+    let error = server.chat(json!({"messages": many})).await;
+    assert_eq!(error.error(), (400, "invalid_value".into(), Some("messages".into())));
+    let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("5001 messages, at most 4096"), "{message}");
+    let body = json!({"model": crate::support::MODEL, "messages": many, "max_tokens": 5});
+    let answer = server.post("/v1/messages", &body).await;
+    assert!(answer.json()["error"]["message"].as_str().unwrap().contains("at most 4096"));
+}

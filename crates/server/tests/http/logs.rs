@@ -121,3 +121,73 @@ async fn a_client_that_leaves_is_logged() {
         assert_eq!((&line["finish"], &line["status"]), (&json!("left_decode"), &json!(status)), "{line}");
     }
 }
+
+/// All lines of a request, once there is one whose message begins so.
+async fn lines_of(id: &str, wanted: &str) -> Vec<Value> {
+    for _ in 0..2000 {
+        let text = String::from_utf8(lines().0.lock().unwrap().clone()).unwrap();
+        let parsed = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found: Vec<Value> = parsed.filter(|line| line["request_id"] == id).collect();
+        if found.iter().any(|line| line["message"].as_str().is_some_and(|text| text.starts_with(wanted))) {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("no line of {id} begins with {wanted}");
+}
+
+/// Prompts are in the log where that is asked for, and nowhere else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_are_logged_on_demand() {
+    lines();
+    for (id, log_prompts) in [("log-with", true), ("log-without", false)] {
+        let mut setup = Setup::default();
+        setup.typed.log_prompts = log_prompts;
+        let server = Server::with(setup);
+        let messages = json!([{"role": "user", "content": "a very private word"}]);
+        server.call(posted(id, &chat(json!({"messages": messages, "max_tokens": 1})))).await.ok();
+        let found = lines_of(id, "request").await;
+        let shown = found.iter().filter_map(|line| line["prompt"].as_str()).collect::<String>();
+        assert_eq!(shown.contains("<|im_start|>user\na very private word"), log_prompts, "{found:?}");
+        assert_eq!(format!("{found:?}").contains("private"), log_prompts);
+    }
+}
+
+/// Greedy replies are made once more when nobody asks for anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn greedy_replies_are_audited() {
+    lines();
+    let mut setup = Setup { drafts: Some(engine::fake::FakeDrafts::Sometimes(60)), ..Setup::default() };
+    setup.typed.audit = 100.0;
+    let server = Server::with(setup);
+    server.call(posted("audit-greedy", &chat(json!({"max_tokens": 20, "stop": ["e"]})))).await.ok();
+    let found = lines_of("audit-greedy", "audit").await;
+    assert!(found.iter().any(|line| line["message"] == "audit: equal"), "{found:?}");
+    server
+        .call(posted("audit-seeded", &chat(json!({"max_tokens": 20, "temperature": 1, "seed": 1}))))
+        .await
+        .ok();
+    server.call(posted("audit-last", &chat(json!({"max_tokens": 5})))).await.ok();
+    lines_of("audit-last", "audit").await;
+    server.idle().await;
+    let text = server.get("/metrics").await;
+    for line in [r#"clary_audit_total{result="equal"} 2"#, r#"clary_audit_total{result="different"} 0"#] {
+        assert!(text.text().contains(line), "{line}\n{}", text.text());
+    }
+}
+
+/// Probes of a server that is loading do not fill the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_are_quiet() {
+    lines();
+    let server = Server::with(Setup { loading: true, ..Setup::default() });
+    for _ in 0..3 {
+        let probe = request("GET", "/ready").header("x-request-id", "probe-loading");
+        assert_eq!(server.call(probe.body(Body::empty()).unwrap()).await.status, 503);
+    }
+    let ask = posted("probe-end", &chat(json!({})));
+    assert_eq!(server.call(ask).await.status, 503);
+    line_of("probe-end").await;
+    let text = String::from_utf8(lines().0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("probe-loading"), "probes are logged at debug level only");
+}

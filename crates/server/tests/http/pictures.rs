@@ -189,3 +189,22 @@ async fn what_is_possible_is_told() {
         assert_eq!(capabilities.contains(&"vision".into()), sees);
     }
 }
+
+/// A slot whose prompt waits for its pictures says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_encode_say_so() {
+    let server =
+        Server::with(Setup { vision: true, image: std::time::Duration::from_millis(3), ..Setup::default() });
+    let reply = server.chat(ask(&[part(&url(&file("dev-248-0.png")))]));
+    let look = async {
+        server.until("a picture is encoded", |status| !status.encoding.is_empty()).await;
+        let slots = server.get("/slots").await.ok();
+        let states: Vec<&str> =
+            slots.as_array().unwrap().iter().map(|slot| slot["state"].as_str().unwrap()).collect();
+        assert_eq!(states.iter().filter(|state| **state == "image").count(), 1, "{slots}");
+        let metrics = server.get("/metrics").await;
+        assert!(metrics.text().contains(r#"clary_slots{state="image"} 1"#), "{}", metrics.text());
+    };
+    let (reply, ()) = tokio::join!(reply, look);
+    reply.ok();
+}

@@ -183,3 +183,25 @@ async fn schemas_that_cannot_be_enforced() {
     let arguments: Value = serde_json::from_str(call.as_str().unwrap()).unwrap();
     assert!((1..=3).contains(&arguments["count"].as_i64().unwrap()), "{reply}");
 }
+
+/// Anthropic's two fields for the form of an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forms_of_anthropic_answers() {
+    let server = server();
+    let form = json!({"type": "json_schema", "schema": schema()});
+    let ask = async |fields: Value| {
+        let mut body = json!({"model": crate::support::MODEL, "max_tokens": 200, "temperature": 1, "seed": 2,
+            "messages": [{"role": "user", "content": "x"}], "thinking": {"type": "disabled"}});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        server.post("/v1/messages", &body).await
+    };
+    for fields in
+        [json!({"output_format": form}), json!({"output_config": {"format": form, "effort": "low"}})]
+    {
+        let reply = ask(fields).await.ok();
+        let value: Value = serde_json::from_str(reply["content"][0]["text"].as_str().unwrap()).unwrap();
+        assert!(value["ok"].is_boolean() && value["size"].is_u64(), "{reply}");
+    }
+    let twice = ask(json!({"output_format": form, "output_config": {"format": form}})).await;
+    assert!(twice.json()["error"]["message"].as_str().unwrap().starts_with("output_config.format:"));
+}

@@ -121,6 +121,8 @@ pub struct Setup {
     pub typed: Typed,
     /// Time of a step.
     pub step: Duration,
+    /// Time of a slice of encoding, for each row of work.
+    pub image: Duration,
     pub drafts: Option<FakeDrafts>,
     pub slots: Option<usize>,
     pub queue_max: Option<usize>,
@@ -215,8 +217,9 @@ impl Server {
 
     pub fn with(setup: Setup) -> Self {
         let text = text_side();
-        let cost = FakeCost { step: setup.step, ..FakeCost::default() };
-        let pace = if setup.step.is_zero() { Pace::Free } else { Pace::Sleep(cost) };
+        let cost = FakeCost { step: setup.step, image: setup.image, ..FakeCost::default() };
+        let is_free = setup.step.is_zero() && setup.image.is_zero();
+        let pace = if is_free { Pace::Free } else { Pace::Sleep(cost) };
         let drafts = setup.drafts.unwrap_or(FakeDrafts::None);
         let mut config = FakeConfig { drafts, pace, ..FakeConfig::default() };
         config.spec.vocabulary = text.tokenizer.vocab_size();

@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 use text::{Content, Image, Message, Note, PARTS_MAX, Part, Role, Tool, ToolCall};
 use utoipa::ToSchema;
 
-use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice};
+use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice, answer_format};
+use super::super::constraint::Wish;
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
@@ -69,6 +70,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
     let tools = reader.tools(fields.take("tools"))?;
     let (tool_choice, parallel) = tool_choice(&mut fields, &tools)?;
     let (thinking, budget) = thinking(&mut fields, served.context())?;
+    let format = format(&mut fields)?;
     let stop_sequences = stop(&mut fields, "stop_sequences")?;
     let params = Params::read(&mut fields, served)?;
     let params = Params { n: None, best_of: None, stop: stop_sequences, prompt_logprobs: None, ..params };
@@ -81,7 +83,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
         tools,
         tool_choice,
         parallel_tool_calls: parallel,
-        response_format: None,
+        response_format: format,
         chat_template_kwargs: Map::new(),
         reasoning_effort: thinking,
         thinking_budget: budget,
@@ -324,6 +326,18 @@ fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> Result<(ToolChoice, bool)
         _ => return Err(unexpected("tool_choice.type", "auto, any, tool or none", &kind)),
     };
     Ok((choice, parallel))
+}
+
+/// The form of the answer, where either of the two fields for it asks for one.
+fn format(fields: &mut Fields) -> Result<Option<(String, Wish)>, ApiError> {
+    let flat = answer_format(fields, "output_format")?;
+    let Some(mut inner) = fields.object("output_config")? else { return Ok(flat) };
+    match (answer_format(&mut inner, "format")?, flat) {
+        (Some(_), Some(_)) => {
+            Err(ApiError::invalid("output_config.format", "the form of the answer is asked for twice"))
+        }
+        (inner, flat) => Ok(inner.or(flat)),
+    }
 }
 
 /// Thinking on or off, and its budget.

@@ -247,6 +247,16 @@ impl Reader {
         Ok(())
     }
 
+    /// The description of a custom tool, with its grammar: the model is told of it and not held to it.
+    fn described(&mut self, tool: &Value, index: usize) -> Value {
+        let (syntax, grammar) = (&tool["format"]["syntax"], tool["format"]["definition"].as_str());
+        let Some(grammar) = grammar else { return tool["description"].clone() };
+        self.notes.push(Note { code: "tool_format_not_enforced", path: format!("tools[{index}].format") });
+        let description = tool["description"].as_str().unwrap_or_default();
+        let syntax = syntax.as_str().unwrap_or_default();
+        format!("{description}\n\nThe input must follow this grammar ({syntax}):\n{grammar}").into()
+    }
+
     /// Functions, and custom tools as functions of one text; all others are skipped.
     fn tools(&mut self, tools: Option<Value>) -> Result<(Vec<Tool>, HashSet<String>), ApiError> {
         let Some(tools) = tools else { return Ok(Default::default()) };
@@ -265,7 +275,7 @@ impl Reader {
                 Some("custom") => {
                     custom.extend(tool["name"].as_str().map(str::to_owned));
                     function.insert("name".into(), tool["name"].clone());
-                    function.insert("description".into(), tool["description"].clone());
+                    function.insert("description".into(), self.described(tool, index));
                     let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}},
                         "required": ["input"]});
                     function.insert("parameters".into(), parameters);
