@@ -261,9 +261,9 @@ const ARGUMENTS: &str = "a JSON object, a string, or nothing";
 const TEXT_ARGUMENT: &str = "arguments";
 
 impl ToolCall {
-    /// A call of the history. Its arguments are an object, an object in a string, or nothing at all (= `{}`). A
-    /// string that is no object, as that of a call that was cut, becomes an argument of its own, for else the
-    /// conversation could not go on. `None` for anything else.
+    /// A call of the history. Its arguments are an object, an object in a string, or nothing at all (= `{}`).
+    /// A string that is no object, as that of a call that was cut, becomes an argument of its own, for else
+    /// the conversation could not go on. `None` for anything else.
     pub fn new(id: Option<String>, name: String, arguments: Option<&Value>) -> Option<Self> {
         let mut is_text = false;
         let arguments = match arguments {

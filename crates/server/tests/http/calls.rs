@@ -33,7 +33,8 @@ async fn chat(server: &Server, fields: Value) -> Answer {
 }
 
 async fn messages(server: &Server, fields: Value) -> Answer {
-    let mut body = json!({"model": MODEL, "temperature": 0, "max_tokens": 500, "thinking": {"type": "disabled"},
+    let mut body = json!({"model": MODEL, "temperature": 0, "max_tokens": 500,
+        "thinking": {"type": "disabled"},
         "messages": [{"role": "user", "content": "Hello"}], "cache_prompt": false,
         "tools": [{"name": "write", "input_schema": parameters()}]});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -126,10 +127,9 @@ async fn cut_calls_are_told_of() {
     assert!(written().starts_with(told), "{told}");
     let streamed = chat(&server, json!({"max_tokens": most, "stream": true})).await;
     let (events, done) = streamed.events();
-    let choice = &joined(&events)[0];
-    assert!(done && choice["finish_reason"] == "length");
-    let begun = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
-    assert!(arguments().starts_with(begun) && !begun.is_empty());
+    assert!(done && joined(&events)[0]["finish_reason"] == "length");
+    let begun = found(&streamed, "/choices/0/delta/tool_calls/0/function/arguments").concat();
+    assert!(arguments().starts_with(&begun) && !begun.is_empty());
     assert!(events.last().unwrap()["clary"]["incomplete_tool_call"].is_string());
     let message = messages(&server, json!({"max_tokens": most})).await.ok();
     assert_eq!((&message["content"], &message["stop_reason"]), (&json!([]), &json!("max_tokens")));
@@ -179,10 +179,12 @@ async fn broken_arguments_of_the_history_stay_text() {
     let note = json!({"code": "arguments_kept_as_text",
         "path": "messages[1].tool_calls[0].function.arguments"});
     assert!(reply["clary"]["notes"].as_array().unwrap().contains(&note), "{reply}");
-    let input = json!([{"type": "function_call", "call_id": "c", "name": "write", "arguments": "{\"path\": \"a.r"},
+    let user = json!({"role": "user", "content": "u"});
+    let input = json!([user, {"type": "function_call", "call_id": "c", "name": "write",
+            "arguments": "{\"path\": \"a.r"},
         {"type": "function_call_output", "call_id": "c", "output": "no JSON"}]);
     responses(&server, json!({"input": input})).await.ok();
-    let wrong = json!([{"type": "function_call", "call_id": "c", "name": "write", "arguments": 7}]);
+    let wrong = json!([user, {"type": "function_call", "call_id": "c", "name": "write", "arguments": 7}]);
     let error = responses(&server, json!({"input": wrong})).await.error();
-    assert_eq!(error, (400, "invalid_value".into(), Some("input[0].arguments".into())));
+    assert_eq!(error, (400, "invalid_value".into(), Some("input[1].arguments".into())));
 }

@@ -78,7 +78,7 @@ async fn chat_fields_out_of_range() {
         ),
         (json!({"messages": user(json!([{"type": "video_url"}]))}), "messages[0].content[0].type"),
         (json!({"messages": [{"role": "robot", "content": "a"}]}), "messages[0].role"),
-        (json!({"messages": call(json!("{\"a\":"))}), "messages[1].tool_calls[0].function.arguments"),
+        (json!({"messages": call(json!([1]))}), "messages[1].tool_calls[0].function.arguments"),
         (
             json!({"messages": [{"role": "tool", "tool_call_id": "z", "content": ""}]}),
             "messages[0].tool_call_id",
@@ -327,7 +327,7 @@ async fn very_large_requests_have_the_right_codes() {
     let told = answer.json()["error"]["n_prompt_tokens"].as_u64().unwrap();
     assert!((1 << 20..8 << 20).contains(&told), "{told}");
     let parts = json!([{"role": "user", "content": [{"type": "text", "text": huge}]}]);
-    let body = json!({"model": crate::support::MODEL, "messages": parts, "max_tokens": 5});
+    let body = json!({"model": MODEL, "messages": parts, "max_tokens": 5});
     let answer = server.post("/v1/messages", &body).await;
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("prompt is too long"));
     let counted = server.post("/v1/messages/count_tokens", &body).await;
@@ -339,7 +339,7 @@ async fn very_large_requests_have_the_right_codes() {
     assert_eq!(error.error(), (400, "invalid_value".into(), Some("messages".into())));
     let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("5001 messages, at most 4096"), "{message}");
-    let body = json!({"model": crate::support::MODEL, "messages": many, "max_tokens": 5});
+    let body = json!({"model": MODEL, "messages": many, "max_tokens": 5});
     let answer = server.post("/v1/messages", &body).await;
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("at most 4096"));
 }

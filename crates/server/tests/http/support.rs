@@ -439,7 +439,22 @@ pub fn joined(events: &[Value]) -> Vec<Value> {
             join_choice(&mut choices[index], choice);
         }
     }
+    choices.iter_mut().for_each(drop_unfinished);
     choices
+}
+
+/// Calls that were begun and did not become whole are in no whole reply.
+fn drop_unfinished(choice: &mut Value) {
+    let message = choice["message"].as_object_mut().unwrap();
+    let Some(Value::Array(calls)) = message.get_mut("tool_calls") else { return };
+    let is_whole = |call: &Value| {
+        let arguments = call["function"]["arguments"].as_str().unwrap();
+        serde_json::from_str::<Value>(arguments).is_ok()
+    };
+    calls.retain(is_whole);
+    if calls.is_empty() {
+        message.shift_remove("tool_calls");
+    }
 }
 
 fn join_choice(whole: &mut Value, chunk: &Value) {

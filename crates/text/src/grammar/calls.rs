@@ -61,8 +61,8 @@ impl Parts {
     }
 }
 
-/// Adds the calls, and says what is not enforced. `free` leaves all arguments of functions that are not strict
-/// as they come.
+/// Adds the calls, and says what is not enforced. `free` leaves all arguments of functions that are not
+/// strict as they come.
 pub(super) fn add(
     parts: &mut Parts,
     calls: &Calls,

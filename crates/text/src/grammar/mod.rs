@@ -71,8 +71,8 @@ pub enum Answer {
 /// Which calls a reply may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Calls<'t> {
-    /// The functions that may be called. Arguments follow their schema; where not all of it can be enforced, a
-    /// strict function is refused and another is enforced as far as it goes ([`Grammar::loosened`]).
+    /// The functions that may be called. Arguments follow their schema; where not all of it can be enforced,
+    /// a strict function is refused and another is enforced as far as it goes ([`Grammar::loosened`]).
     pub tools: &'t [Tool],
     /// The reply must be calls and nothing else.
     pub required: bool,

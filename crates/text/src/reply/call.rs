@@ -318,8 +318,8 @@ mod tests {
         Tool::parse_all(&tool).unwrap()
     }
 
-    /// Reads the text whole and a character at a time: both must come to the same, and what is given out on the
-    /// way must be a beginning of it.
+    /// Reads the text whole and a character at a time: both must come to the same, and what is given out on
+    /// the way must be a beginning of it.
     fn read(inner: &str) -> Option<String> {
         let (block, tools) = (format!("{CALL_OPEN}{inner}{CALL_CLOSE}"), tools());
         let mut whole = CallReader::new(0);

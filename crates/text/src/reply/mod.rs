@@ -1,9 +1,9 @@
 //! The model's text to reasoning, content and tool calls (`docs/api.md` 3.4 and 3.7).
 //!
 //! One state machine for streams and whole replies. Text is given out as soon as nothing that may follow can
-//! change its meaning: a beginning of a marker, white space that may stand before a call, and what may still be
-//! the end of a call's value are held back. What is given out therefore depends on the text alone and not on
-//! how it was cut into pieces.
+//! change its meaning: a beginning of a marker, white space that may stand before a call, and what may still
+//! be the end of a call's value are held back. What is given out therefore depends on the text alone and not
+//! on how it was cut into pieces.
 
 mod call;
 mod typing;
@@ -63,7 +63,8 @@ pub enum Piece {
         /// As [`Call::name`].
         name: String,
     },
-    /// More of the arguments of the call that began. The parts join to [`Call::arguments`] if it becomes whole.
+    /// More of the arguments of the call that began. The parts join to [`Call::arguments`] if it becomes
+    /// whole.
     CallArguments {
         /// As [`Call::index`].
         index: usize,

@@ -157,8 +157,8 @@ pub(crate) fn reader(
     }
 }
 
-/// Refuses messages whose text alone is far beyond the context, without rendering them: templates have limits of
-/// their own. The number of tokens is then that of the beginning, scaled.
+/// Refuses messages whose text alone is far beyond the context, without rendering them: templates have
+/// limits of their own. The number of tokens is then that of the beginning, scaled.
 fn measure_text(served: &Served, request: &ChatRequest) -> Result<(), ApiError> {
     let texts = || request.messages.iter().flat_map(|message| texts(&message.content));
     let bytes: usize = texts().map(str::len).sum();

@@ -109,12 +109,14 @@ pub(crate) struct ResponseWriter {
     items: Vec<Item>,
     /// Whether the last item is still open.
     is_open: bool,
+    /// Items of calls that did not become whole.
+    broken: Vec<usize>,
     sequence: u64,
 }
 
 impl ResponseWriter {
     pub(crate) fn new(head: Head, custom: HashSet<String>, echo: Map<String, Value>) -> Self {
-        Self { head, custom, echo, items: Vec::new(), is_open: false, sequence: 0 }
+        Self { head, custom, echo, items: Vec::new(), is_open: false, broken: Vec::new(), sequence: 0 }
     }
 
     /// The whole response. `running` is over and every update has been taken.
@@ -162,8 +164,12 @@ impl ResponseWriter {
             "top_p": decimal(params.top_p.unwrap_or(defaults.top_p)), "usage": null,
         });
         let items = self.items.iter().enumerate().map(|(index, item)| {
-            let is_last = index + 1 == self.items.len();
-            item.json(&self.id(index), if is_last { last } else { "completed" })
+            let status = match index + 1 == self.items.len() {
+                _ if self.broken.contains(&index) => "incomplete",
+                true => last,
+                false => "completed",
+            };
+            item.json(&self.id(index), status)
         });
         response["output"] = items.collect();
         for (name, value) in &self.echo {
@@ -233,6 +239,7 @@ impl ResponseWriter {
             Piece::ToolCall(call) => self.called(&call.arguments, out),
             Piece::CallDropped { .. } | Piece::IncompleteCall(_) => {
                 if let Some(Item::Function { .. } | Item::Custom { .. }) = self.items.last() {
+                    self.broken.push(self.items.len() - 1);
                     self.close("incomplete", out);
                 }
             }
