@@ -150,6 +150,7 @@ impl Rules {
         let mut schema = tool.parameters.clone();
         loosen::keywords(&mut schema, "", dropped);
         loosen::resolve(&mut schema);
+        loosen::required(&mut schema, dropped);
         loop {
             let (text, values) = (self.text.len(), self.values.len());
             let (budget, plain) = (self.budget, self.plain);

@@ -152,8 +152,8 @@ fn loose_tools_are_enforced_as_far_as_that_goes() {
         "/properties/link/format",
         "/properties/count/multipleOf",
         "/properties/more/patternProperties",
-        "/properties/kind/oneOf/1",
         "/required/4",
+        "/properties/kind/oneOf/1",
     ];
     assert_eq!(dropped, wanted);
     let mut read_all = 0;

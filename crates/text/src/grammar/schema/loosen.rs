@@ -2,6 +2,8 @@
 //!
 //! Every change allows all that was allowed before. What is left out is named by a JSON pointer.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::facts::{Facts, Types};
@@ -61,6 +63,22 @@ pub(in crate::grammar) fn resolve(root: &mut Value) {
             map.entry(key).or_insert(value);
         }
     }
+}
+
+/// Leaves out required parameters that the root does not have: a call has no place for them.
+pub(in crate::grammar) fn required(root: &mut Value, dropped: &mut Vec<String>) {
+    let properties = root.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let known: HashSet<String> = properties.map(|(name, _)| name.clone()).collect();
+    let Some(Value::Array(names)) = root.get_mut("required") else { return };
+    let mut index = 0;
+    names.retain(|name| {
+        let stays = name.as_str().is_none_or(|name| known.contains(name));
+        if !stays {
+            dropped.push(format!("/required/{index}"));
+        }
+        index += 1;
+        stays
+    });
 }
 
 /// Takes the obstacle at `pointer` away; `false` if nothing more can be done there.
