@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::num::NonZero;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -121,13 +122,21 @@ pub(crate) fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Devic
 
 /// What devices are opened with. Kernels are compiled once a machine, not once a run.
 pub(crate) fn opening(cpu: CpuSettings) -> OpenSettings {
-    OpenSettings { kernel_cache: config::cache_folder().map(|folder| folder.join("kernels")), ..cpu.into() }
+    let kernel_cache = config::cache_folder().map(|folder| folder.join("kernels"));
+    OpenSettings { kernel_cache, kernels: kernels(), ..cpu.into() }
+}
+
+/// Compiled kernels that came with the program: `kernels` beside it, or `../lib/clary/kernels`.
+fn kernels() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let beside = program.parent()?;
+    [beside.join("kernels"), beside.join("../lib/clary/kernels")].into_iter().find(|folder| folder.is_dir())
 }
 
 /// The name of the device that `--device` means for these weights: what `auto` stands for, or what was typed.
 pub(crate) fn named(typed: &str, weights: &Weights) -> String {
     match typed {
-        "auto" => device::best(weights.bytes / 4 * 5 + ROOM),
+        "auto" => device::best(weights.bytes / 4 * 5 + ROOM, kernels().is_some()),
         _ => typed.to_owned(),
     }
 }

@@ -16,20 +16,23 @@ pub struct OpenSettings {
     pub cpu: CpuSettings,
     /// Folder for compiled kernels of other devices; `None` compiles them in every process.
     pub kernel_cache: Option<PathBuf>,
+    /// Folder of compiled kernels that came with the program.
+    pub kernels: Option<PathBuf>,
     /// Device memory that `auto` asks of a card before it takes it: weights, caches and activations.
     pub memory: u64,
 }
 
 impl From<CpuSettings> for OpenSettings {
     fn from(cpu: CpuSettings) -> Self {
-        Self { cpu, kernel_cache: None, memory: 0 }
+        Self { cpu, kernel_cache: None, kernels: None, memory: 0 }
     }
 }
 
 /// What `auto` stands for: the first card with at least `memory` bytes free, else the processor. Asking for no
-/// memory is asking for the processor.
-pub fn best(memory: u64) -> String {
-    cuda::card_with_room(memory).map_or_else(|| "cpu".into(), |ordinal| format!("cuda:{ordinal}"))
+/// memory is asking for the processor. `has_kernels`: compiled kernels are at hand, so that no compiler is needed.
+pub fn best(memory: u64, has_kernels: bool) -> String {
+    cuda::card_with_room(memory, has_kernels)
+        .map_or_else(|| "cpu".into(), |ordinal| format!("cuda:{ordinal}"))
 }
 
 /// The card that a device name means; `None` for devices that are no cards.
@@ -44,12 +47,12 @@ pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Dev
     match name {
         "cpu" => Ok(Box::new(Cpu::new(settings.cpu))),
         "reference" => Ok(Box::new(Reference::new(settings.cpu.threads))),
-        "auto" => open(&best(settings.memory), settings),
+        "auto" => open(&best(settings.memory, settings.kernels.is_some()), settings),
         _ => match card(name) {
             Some(ordinal) => {
-                let kernel_cache = settings.kernel_cache;
+                let (kernel_cache, kernels) = (settings.kernel_cache, settings.kernels);
                 let (graphs, plain_sums) = (true, false);
-                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, graphs, plain_sums })?))
+                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, kernels, graphs, plain_sums })?))
             }
             None => Err(DeviceError::Unavailable {
                 name: name.into(),

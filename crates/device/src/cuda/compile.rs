@@ -1,10 +1,12 @@
 //! Kernel text to machine code with NVRTC, at first use, kept on disk where a folder is given.
 //!
 //! A file is compiled once for each set of constants. The key of a cached image is a hash of everything that
-//! decides its bytes: text, headers, options, architecture, compiler version.
+//! decides its bytes: text, headers, options, architecture, compiler version. A folder of images that were compiled
+//! before ([`ship`]) is looked at first; its keys leave the version out, for where it is used there may be no compiler.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -139,6 +141,9 @@ unsafe fn log(program: sys::nvrtcProgram) -> String {
     }
 }
 
+/// The list of variants beside the images of a cache.
+const LIST: &str = "kernels.list";
+
 /// Constants of a compilation.
 type Defines = Vec<(&'static str, String)>;
 
@@ -148,6 +153,8 @@ pub(super) type Compiler = fn(&str, &[(&str, String)], &str) -> Result<Compiled>
 /// Functions of one card, compiled and loaded at first use.
 pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
+    /// Images that were compiled before.
+    shipped: Option<PathBuf>,
     cache: Option<PathBuf>,
     compiler: Compiler,
     /// Whether kernels sum grouped products without the half-precision matrix instruction.
@@ -166,7 +173,12 @@ impl Kernels {
     /// With another compiler.
     pub(super) fn with(driver: Arc<dyn Driver>, cache: Option<PathBuf>, compiler: Compiler) -> Self {
         let (modules, functions) = (HashMap::new(), HashMap::new());
-        Self { driver, cache, compiler, plain_sums: false, modules, functions }
+        Self { driver, shipped: None, cache, compiler, plain_sums: false, modules, functions }
+    }
+
+    /// Looks for images in a folder that [`ship`] filled before it compiles any.
+    pub(super) fn shipped(self, shipped: Option<PathBuf>) -> Self {
+        Self { shipped, ..self }
     }
 
     /// From here on kernels sum grouped products without the half-precision matrix instruction.
@@ -207,23 +219,64 @@ impl Kernels {
         let mut defines = defines.to_vec();
         defines.extend(self.plain_sums.then(|| ("PLAIN_SUMS", "1".to_owned())));
         let defines = &defines[..];
+        if let Some(folder) = &self.shipped
+            && let Ok(image) = fs::read(image_path(folder, &key(None, file, defines, &arch)?))
+        {
+            return Ok(image);
+        }
         let Some(folder) = &self.cache else {
             return Ok((self.compiler)(file, defines, &arch)?.image);
         };
-        let path = folder.join(format!("{}.cubin", key(file, defines, &arch)?));
+        let version = nvrtc_version().map_err(failed)?;
+        let path = image_path(folder, &key(Some(version), file, defines, &arch)?);
         if let Ok(image) = fs::read(&path) {
             return Ok(image);
         }
         let image = (self.compiler)(file, defines, &arch)?.image;
         // The cache only saves time: a folder that cannot be written costs nothing else.
-        let _ = keep(&path, &image);
+        let _ = keep(&path, &image).and_then(|()| note(folder, file, defines));
         Ok(image)
     }
 }
 
-/// Hash of all that decides an image's bytes.
-fn key(file: &str, defines: &[(&str, String)], arch: &str) -> Result<String> {
-    let version = nvrtc_version().map_err(failed)?;
+/// Compiles the variants of a list, a line each as [`note`] writes them, for these architectures into a folder that
+/// [`Kernels::shipped`] reads. Says how many images there are.
+pub fn ship(list: &str, folder: &Path, archs: &[String]) -> Result<usize> {
+    let kept = |error: std::io::Error| failed(format!("{}: {error}", folder.display()));
+    let mut lines: Vec<&str> = list.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.sort_unstable();
+    lines.dedup();
+    for line in &lines {
+        let mut words = line.split_whitespace();
+        let file = words.next().unwrap_or_default();
+        let define =
+            |word: &'_ str| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let defines: Option<Vec<_>> = words.map(define).collect();
+        let Some(defines) = defines else {
+            return Err(failed(format!("{line:?}: a file and NAME=VALUE words are expected")));
+        };
+        let defines: Vec<_> = defines.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        for arch in archs {
+            let image = compile(file, &defines, arch)?.image;
+            keep(&image_path(folder, &key(None, file, &defines, arch)?), &image).map_err(kept)?;
+        }
+    }
+    Ok(lines.len() * archs.len())
+}
+
+/// Adds a variant to the list of those that were compiled for a cache, for [`ship`].
+fn note(folder: &Path, file: &str, defines: &[(&str, String)]) -> std::io::Result<()> {
+    let constants: String = defines.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    let mut list = fs::OpenOptions::new().create(true).append(true).open(folder.join(LIST))?;
+    list.write_all(format!("{file}{constants}\n").as_bytes())
+}
+
+fn image_path(folder: &Path, key: &str) -> PathBuf {
+    folder.join(format!("{key}.cubin"))
+}
+
+/// Hash of all that decides an image's bytes; `version`: the compiler's, where it is known.
+fn key(version: Option<(i32, i32)>, file: &str, defines: &[(&str, String)], arch: &str) -> Result<String> {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
         hash.update((text.len() as u64).to_le_bytes());
@@ -246,4 +299,40 @@ fn keep(path: &Path, image: &[u8]) -> std::io::Result<()> {
     let part = path.with_extension(format!("part{}", process::id()));
     fs::write(&part, image)?;
     fs::rename(&part, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::tests::device;
+
+    #[test]
+    fn kernels_that_came_with_the_program_need_no_compiler() {
+        let none: Compiler = |file, _, _| Err(failed(format!("{file}: no compiler")));
+        let folder = std::env::temp_dir().join(format!("clary-shipped-{}", process::id()));
+        let (cuda, _) = device();
+        let kernels = |shipped| Kernels::with(cuda.driver.clone(), None, none).shipped(shipped);
+        let defines = [("ROWS", "8".to_owned())];
+        let path = image_path(&folder, &key(None, "linear.cu", &defines, "sm_90a").expect("a file"));
+        keep(&path, b"image").expect("a folder for a test");
+        let with = kernels(Some(folder.clone()));
+        assert_eq!(with.image("linear.cu", &defines).expect("is there"), b"image");
+        assert!(with.image("linear.cu", &[]).is_err(), "another variant");
+        assert!(with.image("experts.cu", &defines).is_err(), "another file");
+        assert!(kernels(None).image("linear.cu", &defines).is_err(), "no folder");
+        fs::remove_dir_all(folder).expect("was made above");
+    }
+
+    #[test]
+    fn a_list_of_kernels_is_read_back_and_spoiled_ones_are_refused() {
+        let folder = std::env::temp_dir().join(format!("clary-list-{}", process::id()));
+        fs::create_dir_all(&folder).expect("a folder for a test");
+        note(&folder, "linear.cu", &[("ROWS", "8".to_owned()), ("KINDS", "1".to_owned())]).expect("writes");
+        note(&folder, "rows.cu", &[]).expect("writes");
+        let list = fs::read_to_string(folder.join(LIST)).expect("written");
+        assert_eq!(list, "linear.cu ROWS=8 KINDS=1\nrows.cu\n");
+        assert_eq!(ship(&list, &folder, &[]).expect("nothing to compile"), 0);
+        assert!(ship("linear.cu ROWS", &folder, &[]).is_err());
+        fs::remove_dir_all(folder).expect("was made above");
+    }
 }

@@ -39,6 +39,7 @@ mod warpgroup;
 
 pub use attention::{SPAN_BYTES_MAX, SPAN_TOKENS};
 pub use check::{ARCHS, KernelReport, compile_all};
+pub use compile::ship;
 pub use exact::inexact_sums;
 
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub struct CudaSettings {
     pub ordinal: usize,
     /// Folder for compiled kernels; `None` compiles them in every process.
     pub kernel_cache: Option<PathBuf>,
+    /// Folder of kernels that came with the program ([`ship`]); with it NVRTC may be missing.
+    pub kernels: Option<PathBuf>,
     /// Replay repeated steps as graphs. Bits do not depend on it.
     pub graphs: bool,
     /// Sum grouped products with plain multiplies and adds, as on a card whose matrix instruction does not sum
@@ -96,11 +99,13 @@ pub fn card_memory(ordinal: usize) -> Result<(u64, u64)> {
     Card::open(ordinal)?.memory()
 }
 
-/// The first card with at least `bytes` of free memory; `None` also where kernels cannot be compiled. Asking for
+/// The first card with at least `bytes` of free memory; `None` also where there are no kernels and none can be compiled. Asking for
 /// nothing finds none: who does not know what is needed runs on the processor.
-pub fn card_with_room(bytes: u64) -> Option<usize> {
+pub fn card_with_room(bytes: u64, has_kernels: bool) -> Option<usize> {
     let cards = driver::cards().ok().filter(|_| bytes > 0)?;
-    compile::nvrtc_version().ok()?;
+    if !has_kernels {
+        compile::nvrtc_version().ok()?;
+    }
     (0..cards).find(|&ordinal| {
         let free = Card::open(ordinal).and_then(|card| card.memory());
         free.is_ok_and(|(free, _)| free >= bytes)
@@ -111,8 +116,11 @@ impl Cuda {
     /// Opens a card, or says why there is none.
     pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
         let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
-        compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
-        let mut kernels = Kernels::new(driver.clone(), settings.kernel_cache.clone());
+        if settings.kernels.is_none() {
+            compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
+        }
+        let mut kernels =
+            Kernels::new(driver.clone(), settings.kernel_cache.clone()).shipped(settings.kernels.clone());
         let plain_sums = settings.plain_sums || !exact::holds(&driver, &mut kernels)?;
         if plain_sums {
             kernels.sum_plainly();

@@ -35,7 +35,7 @@ pub(crate) fn cuda() -> Cuda {
 /// The first card, with or without matrix instructions of half precision.
 pub(crate) fn open(plain_sums: bool) -> Cuda {
     let kernel_cache = Some(std::env::temp_dir().join("clary-test-kernels"));
-    Cuda::open(CudaSettings { ordinal: 0, kernel_cache, graphs: true, plain_sums }).unwrap()
+    Cuda::open(CudaSettings { ordinal: 0, kernel_cache, kernels: None, graphs: true, plain_sums }).unwrap()
 }
 
 /// A small generator of test values; every use names its seed.

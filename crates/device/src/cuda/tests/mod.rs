@@ -168,7 +168,8 @@ pub(super) fn device() -> (Cuda, Arc<Stub>) {
     };
     let stub = Arc::new(Stub { facts, state: Mutex::default() });
     let driver: Arc<dyn Driver> = stub.clone();
-    let settings = CudaSettings { ordinal: 0, kernel_cache: None, graphs: true, plain_sums: false };
+    let settings =
+        CudaSettings { ordinal: 0, kernel_cache: None, kernels: None, graphs: true, plain_sums: false };
     let kernels = Kernels::with(driver.clone(), None, |_, _, _| Ok(Compiled::default()));
     (Cuda::on(driver, kernels, settings).expect("opens"), stub)
 }
