@@ -65,3 +65,9 @@ impl Default for Limits {
         }
     }
 }
+
+/// The longest beginning of a text that has at most so many bytes, of whole characters.
+pub(crate) fn beginning(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}

@@ -15,6 +15,7 @@ use super::audit::Audit;
 use super::auth::Turn;
 use super::error::ApiError;
 use super::ids;
+use super::limits::beginning;
 use super::log::Entry;
 use super::metrics::Stage;
 use super::receipt::Receipt;
@@ -457,7 +458,7 @@ fn joined(last: &mut Piece, next: &Piece) -> bool {
 fn log_prompts(served: &Served, request_id: &str, job: &Job) {
     for prompt in &job.prompts {
         let text = served.session.text().tokenizer.decode(&prompt.ids, Specials::Keep);
-        let shown = &text[..text.floor_char_boundary(LOGGED_BYTES_MAX)];
+        let shown = beginning(&text, LOGGED_BYTES_MAX);
         info!(request_id, bytes = text.len(), prompt = shown, "prompt");
     }
 }

@@ -10,6 +10,7 @@ use super::super::asked::Asked;
 use super::super::constraint::{self, Wishes};
 use super::super::error::{ApiError, Code};
 use super::super::ids;
+use super::super::limits::beginning;
 use super::super::params::Params;
 use super::super::running::{Job, Prompt};
 use super::super::scores::Scope;
@@ -171,7 +172,7 @@ fn measure_text(served: &Served, request: &ChatRequest) -> Result<(), ApiError> 
     for text in texts() {
         let mut rest = text;
         while !rest.is_empty() {
-            let (part, after) = rest.split_at(rest.floor_char_boundary(MEASURED_BYTES));
+            let (part, after) = rest.split_at(beginning(rest, MEASURED_BYTES).len());
             tokens += served.session.text().tokenizer.encode_text(part)?.len();
             measured += part.len();
             rest = after;
@@ -190,8 +191,11 @@ fn texts(content: &Content) -> Vec<&str> {
         Content::Absent => Vec::new(),
         Content::Text(text) => vec![text],
         Content::Parts(parts) => {
-            let text = |part| if let &Part::Text(ref text) = part { Some(text.as_str()) } else { None };
-            parts.iter().filter_map(text).collect()
+            let texts = parts.iter().filter_map(|part| match part {
+                Part::Text(text) => Some(text.as_str()),
+                Part::Image(_) => None,
+            });
+            texts.collect()
         }
     }
 }
