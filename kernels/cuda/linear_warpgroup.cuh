@@ -20,7 +20,7 @@
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
 // Steps between the start of a step's copies and the report that it is there.
-#define COPY_STEPS 2
+#define COPY_STEPS 4
 
 // Aligned rows: halves [rows, cols], sums of codes in aligned units [rows, groups], units [rows, slices].
 struct AlignedRows {

@@ -396,7 +396,8 @@ fn prompt(
     out: Buffer,
 ) -> Result {
     let (pairs, group) = (rows * k, experts.inner_groups[0]);
-    let in_warpgroups = experts.tame && matches!(experts.kinds[..], [kind] if warpgroup::has_form(c, kind));
+    let in_warpgroups = experts.tame
+        && matches!(experts.kinds[..], [kind] if !kind.is_wide() && warpgroup::has_form(c, kind));
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
     let (tile_rows, (row_warps, blocks)) = match in_warpgroups {
         true => (experts.kinds[0].ring_rows(), (2, 1)),

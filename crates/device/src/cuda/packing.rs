@@ -82,12 +82,17 @@ impl Kind {
 impl Kind {
     /// Is there a warpgroup form?
     pub(super) fn in_warpgroups(self) -> bool {
-        matches!((self.bits(), self.group()), (2..=4, Some(64 | 128)))
+        matches!((self.bits(), self.group()), (2..=4, Some(64 | 128)) | (5..=8, Some(64)))
+    }
+
+    /// Has a code two digits?
+    pub(super) fn is_wide(self) -> bool {
+        self.bits() > 4
     }
 
     /// Most rows of a tile of the warpgroup form.
     pub(super) fn ring_rows(self) -> usize {
-        if self.bits() > 4 { 64 } else { 128 }
+        if self.is_wide() { 64 } else { 128 }
     }
 
     /// Bytes of a stage of the warpgroup form's ring.

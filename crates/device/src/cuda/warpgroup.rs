@@ -13,7 +13,7 @@ use super::packing::{Kind, SLICE};
 /// Compute capability whose instructions the form is made of.
 pub(super) const CAPABILITY: u32 = 90;
 /// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
-const STAGES: usize = 6;
+const STAGES: usize = 7;
 const THREADS: u32 = 384;
 /// Pairs of a block of `experts_inner_aligned`.
 const HIDDEN_PAIRS: usize = 8;
