@@ -382,18 +382,25 @@ SHARED void fold_span(float2* out, Fold& whole, float (&held)[GROUPS][32], Fold&
     Factors factors = admit(whole, fold.max, fold.sum);
     float inverse = last ? DIVIDE(1.0f, whole.sum) : 1.0f;
     fold.seen = false;
+    // Sixteen loads are in flight together.
 #pragma unroll
-    for (int d = 0; d < GROUPS; d++)
+    for (int d = 0; d < GROUPS; d += 2) {
+        float2 before[2][8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float2* at = out + 32 * d + 4 * j;
-            float& x = held[d][4 * j + 2 * R];
-            float& y = held[d][4 * j + 2 * R + 1];
-            float2 before = factors.first ? make_float2(0.0f, 0.0f) : *at;
-            float2 now = make_float2(folded(factors, before.x, x), folded(factors, before.y, y));
-            *at = last ? make_float2(now.x * inverse, now.y * inverse) : now;
+        for (int i = 0; i < 16; i++)
+            before[i / 8][i % 8] =
+                factors.first ? make_float2(0.0f, 0.0f) : out[32 * (d + i / 8) + 4 * (i % 8)];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float& x = held[d + i / 8][4 * (i % 8) + 2 * R];
+            float& y = held[d + i / 8][4 * (i % 8) + 2 * R + 1];
+            float2 of = before[i / 8][i % 8];
+            float2 now = make_float2(folded(factors, of.x, x), folded(factors, of.y, y));
+            out[32 * (d + i / 8) + 4 * (i % 8)] =
+                last ? make_float2(now.x * inverse, now.y * inverse) : now;
             x = y = 0.0f;
         }
+    }
 }
 
 // Writes a span of row R as a part.
@@ -453,16 +460,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int begin = span * SPAN_BLOCKS;
     if (begin >= blocks) return;
     if (shape.spans > 0) blocks = min(blocks, begin + SPAN_BLOCKS);
-    auto block_at = [&](uint block) {
-        return kv_block(pool, page_of(step, window, block * KEYS), vectors.kv_head);
+    auto page_at = [&](int block) {
+        return page_of(step, window, (uint)min(block, blocks - 1) * KEYS);
     };
-    copy_ahead(room, group, block_at(begin));
-    copy_scales(room.scales[0], block_at(begin));
+    auto in_page = [&](uint page) { return kv_block(pool, page, vectors.kv_head); };
+    // Pages of the next two blocks: known a block before they are copied.
+    uint pages[2] = {page_at(begin + 1), page_at(begin + 2)};
+    copy_ahead(room, group, in_page(page_at(begin)));
+    copy_scales(room.scales[0], in_page(page_at(begin)));
     commit_copies();
     load_queries(room, group, window, queries, shape.heads, vectors.head, first);
     wait_for_copies<0>();
     make_halves(room.stages[0], room, group);
-    if (begin + 1 < blocks) copy_ahead(room, group, block_at(begin + 1));
+    if (begin + 1 < blocks) copy_ahead(room, group, in_page(pages[0]));
     commit_copies();
     publish_to_products();
     __syncthreads();
@@ -471,16 +481,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // Blocks in which the rows end; a row that is not there walks with the others and is not written.
     const int last[2] = {last_block(window, rows, 0), last_block(window, rows, 1)};
     for (int block = begin; block < blocks; block++) {
+        uint page_later = page_at(block + 3);
         uint turn = (uint)block % 2;
         auto prepare_next = [&] {
             if (block + 1 < blocks) {
                 wait_for_copies<1>();
                 make_halves(room.stages[1 - turn], room, group);
             }
-            if (block + 2 < blocks) copy_ahead(room, group, block_at(block + 2));
+            if (block + 2 < blocks) copy_ahead(room, group, in_page(pages[1]));
             commit_copies();
         };
-        if (block + 1 < blocks) copy_scales(room.scales[1 - turn], block_at(block + 1));
+        if (block + 1 < blocks) copy_scales(room.scales[1 - turn], in_page(pages[0]));
         commit_copies();
         if (group == 0) prepare_next();
         const uint visible[2] = {keys_seen(rows.index[0], block), keys_seen(rows.index[1], block)};
@@ -492,6 +503,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         weigh_rows(weighed, w, s, visible, scales + GROUPS * KEYS);
         fold_block(held, fold, weighed, w, room.stages[turn]);
         if (group == 1) prepare_next();
+        pages[0] = pages[1];
+        pages[1] = page_later;
         bool span_ends = (uint)(block + 1) % SPAN_BLOCKS == 0;
         auto joins = [&](uint r) { return shape.spans > 0 && rows.index[r] >= SPAN_BLOCKS * KEYS; };
         auto part = [&](uint r) {

@@ -146,8 +146,13 @@ impl Call {
             && (self.pages.digits(), of.head_dim) == (1, GROUP * WARPGROUP_GROUPS)
             && (of.heads / of.kv_heads).is_multiple_of(VECTORS);
         let blocks = shape.window_rows.div_ceil(WARPGROUP_ROWS) * self.tiles * shape.windows;
-        let fills = 4 * blocks > 3 * c.facts().processors as usize;
-        (has_form && fills).then_some(0)
+        if !has_form || 4 * blocks > 3 * c.facts().processors as usize {
+            return has_form.then_some(0);
+        }
+        // A few rows of one or two spans are done sooner by 8 rows a block of threads.
+        let parts = shape.windows * shape.window_rows * of.heads * shape.spans;
+        let bytes = 4 * parts * (self.pages.groups() * GROUP + 2);
+        (shape.spans > 2 && bytes <= SPAN_BYTES_MAX).then_some(shape.spans)
     }
 
     /// Long chains by warpgroups.
