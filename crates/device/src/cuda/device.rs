@@ -194,7 +194,10 @@ impl Device for Cuda {
 
     fn write(&mut self, buffer: Buffer, row: usize, values: &[f64]) -> Result {
         let at = self.place("write", buffer, row, values.len())?;
-        let bytes: Vec<u8> = values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+        let mut bytes = vec![0; 4 * values.len()];
+        for (to, &from) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+            *to = (from as f32).to_le_bytes();
+        }
         if bytes.len() > WRITE_BYTES_MAX {
             self.flush()?;
             return self.tables.planes[buffer.0 as usize].values.upload(at, &bytes);
