@@ -1,12 +1,12 @@
-// linear, prompt form of wide dense matrices: an f32 fma dot over 64 lanes, lane = k mod 64, then the halving tree
-// (docs/arithmetic.md, dense matrix).
+// linear, prompt form of wide dense matrices: an f32 fma dot over 64 lanes, lane = k mod 64, then the halving
+// tree (docs/arithmetic.md, dense matrix).
 //
-// A tile of 64 rows by 64 outputs would need 64 accumulators an output. So the lanes are taken in eight passes: pass
-// c has the lanes c + 8 j, j = 0..7, which eight neighbouring threads hold, each 8 rows by 16 outputs. At its end the
-// first three levels of the tree (32, 16, 8) run between those threads; the passes come in the order 0 4 2 6 1 5 3 7,
-// in which the other levels add neighbours. Both operands are put in the order of the passes before (arrange_*), so
-// that a pass reads one stream.
-// Bound: fused multiply-adds (128 a clock and multiprocessor); 6 shared loads of 16 bytes for 128 of them.
+// A tile of 64 rows by 64 outputs would need 64 accumulators an output. So the lanes are taken in eight
+// passes: pass c has the lanes c + 8 j, j = 0..7, which eight neighbouring threads hold, each 8 rows by 16
+// outputs. At its end the first three levels of the tree (32, 16, 8) run between those threads; the passes
+// come in the order 0 4 2 6 1 5 3 7, in which the other levels add neighbours. Both operands are put in the
+// order of the passes before (arrange_*), so that a pass reads one stream. Bound: fused multiply-adds (128 a
+// clock and multiprocessor); 6 shared loads of 16 bytes for 128 of them.
 #include "common.cuh"
 
 // How weights are stored: 0 bf16, 1 f16, 2 f32.
@@ -34,7 +34,8 @@ SHARED uint pass_lane(uint pass) { return (pass & 1) * 4 + (pass & 2) + (pass >>
 SHARED uint row_quad(uint q, uint j) { return q ^ j; }
 SHARED uint output_quad(uint q, uint j) { return q ^ (j & 4); }
 
-// [tile][pass][step][lane][64] of a matrix [count, cols], zeros beyond both. Grid [steps, tiles], 256 threads.
+// [tile][pass][step][lane][64] of a matrix [count, cols], zeros beyond both. Grid [steps, tiles], 256
+// threads.
 template <bool ROWS, class Load>
 SHARED void arrange(float* to, uint count, uint cols, const Load& load) {
     __shared__ float held[SIDE][SIDE + 1];
@@ -100,8 +101,7 @@ struct Places {
 SHARED Places places_of(const float* x, const float* w, uint j, uint row_group, uint output_group) {
     Places places;
 #pragma unroll
-    for (uint i = 0; i < 2; i++)
-        places.x[i] = x + j * SIDE + 4 * row_quad(2 * row_group + (i ^ j / 4), j);
+    for (uint i = 0; i < 2; i++) places.x[i] = x + j * SIDE + 4 * row_quad(2 * row_group + (i ^ j / 4), j);
 #pragma unroll
     for (uint i = 0; i < 4; i++)
         places.w[i] = w + j * SIDE + 4 * output_quad(4 * output_group + (i ^ j % 4), j);
@@ -145,8 +145,8 @@ SHARED void reduce_pass(float (&acc)[8][16]) {
         for (int o = 0; o < 4; o++) acc[r][o] = acc[r][o] + __shfl_xor_sync(0xffffffffu, acc[r][o + 4], 1);
 }
 
-// Grid [tiles of 64 outputs, tiles of 64 rows, parts]: each part has 8 / parts passes, that is one subtree, and writes
-// its sums to out [parts, rows, outputs].
+// Grid [tiles of 64 outputs, tiles of 64 rows, parts]: each part has 8 / parts passes, that is one subtree,
+// and writes its sums to out [parts, rows, outputs].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dense_prompt(const float* x, const float* w, float* out, uint rows, uint outputs, uint steps) {
     extern __shared__ __align__(16) uchar memory[];
@@ -222,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// The levels of the tree above `parts` (2, 4 or 8) subtrees of `count` values each. Grid: blocks of 256 values.
+// The levels of the tree above `parts` (2, 4 or 8) subtrees of `count` values each. Grid: blocks of 256
+// values.
 extern "C" __global__ void __launch_bounds__(THREADS)
     join_parts(const float* from, float* out, uint parts, ulong count) {
     wait_for_launches_before();

@@ -1,11 +1,11 @@
-// kv_append of long windows: a block of threads fills the part of a page that one head's K or V has, in shared memory, and
-// copies it out in whole lines. kv.cu would scatter the bytes of V. Bound by memory.
+// kv_append of long windows: a block of threads fills the part of a page that one head's K or V has, in
+// shared memory, and copies it out in whole lines. kv.cu would scatter the bytes of V. Bound by memory.
 #include "kv.cuh"
 
 #define WARPS 8
 
-// Grid [pages of the longest window and one more, 2 K/V heads: K, then V, windows], 256 threads; shared memory as kv.rs
-// says: the codes of one side, then its scales.
+// Grid [pages of the longest window and one more, 2 K/V heads: K, then V, windows], 256 threads; shared
+// memory as kv.rs says: the codes of one side, then its scales.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     kv_append_pages(StepTables step, KvPool pool, const float* k, const float* v) {
     extern __shared__ __align__(16) uchar memory[];
@@ -16,7 +16,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     // Keys of the page that the window has.
     uint first = max(place, window.start) - place, last = min(place + KEYS, end) - place;
     bool is_value = blockIdx.y >= pool.kv_heads;
-    uint head = blockIdx.y % pool.kv_heads, t = threadIdx.x, plane = plane_of(pool), bytes = pool.digits * plane;
+    uint head = blockIdx.y % pool.kv_heads, t = threadIdx.x, plane = plane_of(pool),
+         bytes = pool.digits * plane;
     schar* codes = (schar*)memory;
     float* scales = (float*)(memory + bytes);
     // Where the shared copy of a whole block would begin.

@@ -1,9 +1,11 @@
-// Attention of a picture, without a mask (crates/device/src/cpu/attention.rs): every row sees all keys of its window.
+// Attention of a picture, without a mask (crates/device/src/cpu/attention.rs): every row sees all keys of its
+// window.
 //
-// The work of attention.cuh, with other vectors: a warp has SETS times 8 consecutive rows of one head, so that what
-// it loads of K and V serves all of them, and a block of threads 8 warps. Heads of 72 are a group of 64 and one of 8:
-// of the last group only LAST dims are copied and multiplied, of V only whole eights of dims.
-// Bound: issue slots, about 170 for 64 scores of a warp, a third of them exp2 and the codes of the weights.
+// The work of attention.cuh, with other vectors: a warp has SETS times 8 consecutive rows of one head, so
+// that what it loads of K and V serves all of them, and a block of threads 8 warps. Heads of 72 are a group
+// of 64 and one of 8: of the last group only LAST dims are copied and multiplied, of V only whole eights of
+// dims. Bound: issue slots, about 170 for 64 scores of a warp, a third of them exp2 and the codes of the
+// weights.
 #include "attention.cuh"
 
 #define WARPS 8
@@ -63,7 +65,8 @@ SHARED void stage_block(Staged& to, const KvBlock& from) {
 
 // What key `key` has at dims 16 c of group g.
 SHARED uint4 key_dims(const schar* keys, int g, uint key, uint c) {
-    if (g + 1 < GROUPS || LAST_BYTES == 64) return *(const uint4*)(keys + g * (KEYS * 64) + key * 64 + c * 16);
+    if (g + 1 < GROUPS || LAST_BYTES == 64)
+        return *(const uint4*)(keys + g * (KEYS * 64) + key * 64 + c * 16);
     if (c > 0) return uint4{0, 0, 0, 0};
     return *(const uint4*)(keys + g * (KEYS * 64) + key * 16);
 }
@@ -86,14 +89,16 @@ SHARED float exp2_below_one(float x) {
 
 // Byte `at` (0 or 1) of four words, in order.
 SHARED uint bytes_of(const uint (&x)[4], uint at) {
-    uint low = __byte_perm(x[0], x[1], at | (at + 4) << 4), high = __byte_perm(x[2], x[3], at | (at + 4) << 4);
+    uint low = __byte_perm(x[0], x[1], at | (at + 4) << 4),
+         high = __byte_perm(x[2], x[3], at | (at + 4) << 4);
     return __byte_perm(low, high, 0x5410);
 }
 
-// weigh() of attention.cuh with fewer steps, the same bits; the value scales of keys that are not seen are 0. A code is the low bits of x *
-// factor + 1.5 2^23, its high digit byte 1 of that plus 128; of a group that faults any codes will do, for its unit is
-// NaN.
-SHARED Weighed weigh_block(float (&s)[16], float scale, uint visible, const float* value_scales, uint (&w)[2][4]) {
+// weigh() of attention.cuh with fewer steps, the same bits; the value scales of keys that are not seen are 0.
+// A code is the low bits of x * factor + 1.5 2^23, its high digit byte 1 of that plus 128; of a group that
+// faults any codes will do, for its unit is NaN.
+SHARED Weighed weigh_block(float (&s)[16], float scale, uint visible, const float* value_scales,
+                           uint (&w)[2][4]) {
     uint c = threadIdx.x % 4;
     float top = NEGATIVE_INFINITY;
 #pragma unroll
@@ -159,7 +164,8 @@ SHARED void full_block(float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS], const
         for (int g = 0; g < GROUPS; g++) {
             uint4 k[DIGITS];
 #pragma unroll
-            for (int digit = 0; digit < DIGITS; digit++) k[digit] = key_dims(staged.keys[digit], g, 8 * t + n, c);
+            for (int digit = 0; digit < DIGITS; digit++)
+                k[digit] = key_dims(staged.keys[digit], g, 8 * t + n, c);
             float2 scales = *(const float2*)(staged.scales + g * KEYS + 8 * t + 2 * c);
             const float of[2] = {scales.x, scales.y};
 #pragma unroll
@@ -170,7 +176,8 @@ SHARED void full_block(float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS], const
                     int acc[4] = {0, 0, 0, 0};
                     multiply_add_8bit(acc, query[set].a[g][0], k[digit].x, k[digit].y);
                     // Dims 8 to 15 of 16.
-                    if (g + 1 < GROUPS || LAST > 8) multiply_add_8bit(acc, query[set].a[g][1], k[digit].z, k[digit].w);
+                    if (g + 1 < GROUPS || LAST > 8)
+                        multiply_add_8bit(acc, query[set].a[g][1], k[digit].z, k[digit].w);
                     dot[digit][0] = __int2float_rn(joined(acc[0], acc[2]));
                     dot[digit][1] = __int2float_rn(joined(acc[1], acc[3]));
                 }
@@ -213,7 +220,8 @@ SHARED void full_block(float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS], const
 }
 
 // Takes a span into what is held.
-SHARED void fold_span(Room& room, Fold (&whole)[SETS], const float (&part)[SETS][EIGHTS][2], Fold (&fold)[SETS]) {
+SHARED void fold_span(Room& room, Fold (&whole)[SETS], const float (&part)[SETS][EIGHTS][2],
+                      Fold (&fold)[SETS]) {
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
         Factors factors = admit(whole[set], fold[set].max, fold[set].sum);
@@ -228,8 +236,8 @@ SHARED void fold_span(Room& room, Fold (&whole)[SETS], const float (&part)[SETS]
     }
 }
 
-// Keys and pages of each window: words[2 w] keys, words[2 w + 1] where its pages begin among all words. Grid [row
-// tiles of 64 SETS, heads, windows], 256 threads.
+// Keys and pages of each window: words[2 w] keys, words[2 w + 1] where its pages begin among all words. Grid
+// [row tiles of 64 SETS, heads, windows], 256 threads.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     full_attention(StepTables step, KvPool pool, AttentionShape shape, const uint* words, Queries queries,
                    float* out) {
@@ -242,7 +250,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     if (blockIdx.x * WARPS * 8 * SETS >= window.rows) return;
     uint keys = words[2 * blockIdx.z], blocks = (keys + KEYS - 1) / KEYS;
     const uint* pages = words + words[2 * blockIdx.z + 1];
-    auto block_at = [&](uint block) { return kv_block(pool, pages[block], head / (shape.heads / pool.kv_heads)); };
+    auto block_at = [&](uint block) {
+        return kv_block(pool, pages[block], head / (shape.heads / pool.kv_heads));
+    };
     stage_block(room.stages[0], block_at(0));
     Query query[SETS];
     float part[SETS][EIGHTS][2];
@@ -261,7 +271,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
         Staged& staged = room.stages[block % 2];
         uint visible = min((uint)KEYS, keys - block * KEYS);
         if (visible < KEYS) {
-            if (threadIdx.x >= visible && threadIdx.x < KEYS) staged.scales[GROUPS * KEYS + threadIdx.x] = 0.0f;
+            if (threadIdx.x >= visible && threadIdx.x < KEYS)
+                staged.scales[GROUPS * KEYS + threadIdx.x] = 0.0f;
             __syncthreads();
         }
         full_block(part, fold, query, staged, shape.scale, visible);

@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256)
     store_quad(values, x, quad.at, quad.count, whole);
 }
 
-// lane[i] += lane[i + h], h = 128 ... 1, of the 256 lanes of a warp: lane t + 32 i is sums[i] of thread t. All threads
-// get the result.
+// lane[i] += lane[i + h], h = 128 ... 1, of the 256 lanes of a warp: lane t + 32 i is sums[i] of thread t.
+// All threads get the result.
 SHARED float warp_tree_256(float (&sums)[8]) {
 #pragma unroll
     for (int h = 4; h > 0; h >>= 1)
@@ -98,10 +98,11 @@ SHARED float warp_tree_256(float (&sums)[8]) {
     return sum;
 }
 
-// A warp a row: mean = sum_256(x)/n, d = x - mean, var = sum_256(d*d)/n, out = fma(d * (1/sqrt(var + eps)), weight,
-// bias). Grid: blocks of 8 rows, 256 threads.
-extern "C" __global__ void __launch_bounds__(256) layer_norm(const float* x, const float* weight, const float* bias,
-                                                             uint rows, uint width, float eps, float* out) {
+// A warp a row: mean = sum_256(x)/n, d = x - mean, var = sum_256(d*d)/n, out = fma(d * (1/sqrt(var + eps)),
+// weight, bias). Grid: blocks of 8 rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    layer_norm(const float* x, const float* weight, const float* bias, uint rows, uint width, float eps,
+               float* out) {
     wait_for_launches_before();
     ulong at_row = (ulong)blockIdx.x * 8 + threadIdx.x / 32;
     if (at_row >= rows) return;
@@ -136,11 +137,11 @@ struct Rotary {
     uint positions;
 };
 
-// qkv + bias [rows, 3, heads, head_dim]: q and k heads turned whole, entry j with entry j + half; then parted. Grid
-// [rows, 3], 256 threads.
+// qkv + bias [rows, 3, heads, head_dim]: q and k heads turned whole, entry j with entry j + half; then
+// parted. Grid [rows, 3], 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-    rope_2d(StepTables step, Rotary rotary, const float* qkv, const float* bias, uint heads, float* q, float* k,
-            float* v) {
+    rope_2d(StepTables step, Rotary rotary, const float* qkv, const float* bias, uint heads, float* q,
+            float* k, float* v) {
     wait_for_launches_before();
     uint half_dims = rotary.half_dims, part = blockIdx.y, pairs = heads * half_dims, width = 2 * pairs;
     ulong row = blockIdx.x;
