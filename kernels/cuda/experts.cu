@@ -74,9 +74,11 @@ struct Share {
 };
 
 #define SHARE_MAX 256
-// Blocks a multiprocessor: codes of up to 4 bits leave room for `few`, so that the next launch's weights
-// are asked for while this one works.
-#define EXPERT_BLOCKS(few) (THREADS > 256 || KINDS > 1 ? 1 : (KIND0 & 15) == 0 || (KIND0 & 15) > 4 ? 2 : few)
+// Blocks a multiprocessor: with codes of up to 4 bits and several rows there is room for `few`. One row waits
+// less with its codes in registers.
+#define EXPERT_BLOCKS(few)              \
+    (THREADS > 256 || KINDS > 1   ? 1   \
+     : ONE_ROW || (KIND0 & 15) == 0 || (KIND0 & 15) > 4 ? 2 : few)
 
 #if ROUTE_VALUES > 0
 // Picks of all rows, a warp each, to `ids` [rows, k]; also to memory if `write`. Visible after a barrier.
@@ -200,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
                         fetch_params<S, EXPERT_WIDTH>(
                             smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
                             min(first_tile + tile, last));
-                    if (which == 0 && alike)
+                    if (which == 0 && alike && !ONE_ROW)
                         stage_codes<EXPERT_WIDTH>(smem, at.row_stride, args.codes[m.form], rows);
                     if (which == 0 || !shared)
                         stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
@@ -209,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
             });
         }
         copy_async_commit();
-        if (alike) {
+        if (alike && !ONE_ROW) {
             // Both matrices read the same codes, out of shared memory.
             with_kind(gate.kind, [&](auto kind) {
                 typedef decltype(kind) K;
@@ -223,11 +225,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
                             g.load_weights(gate.weights, own, step, lane);
                             u.load_weights(up.weights, own, step, lane);
                         }
+                        float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
                         if (i == warp) {
                             copy_async_wait<0>();
                             __syncthreads();
                         }
-                        float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
                         if (there) {
                             g.multiply_row(exact, step, lane, row);
                             u.multiply_row(exact + TILES * at.exact_bytes / 4, step, lane, row);
@@ -236,10 +238,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
                 }
             });
         }
-        for (uint i = warp; !alike && i < TILES * jobs; i += warps) {
+        for (uint i = warp; (ONE_ROW || !alike) && i < TILES * jobs; i += warps) {
             uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
             uint row = rows.row(min(lane / 4, rows.count - 1));
             float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
+            if (ONE_ROW && alike) {
+                // Both matrices read the same codes at the same time, out of registers.
+                with_kind(gate.kind, [&](auto kind) {
+                    typedef decltype(kind) K;
+                    if constexpr (!K::DENSE) {
+                        Job<typename K::Stored, EXPERT_WIDTH> g, u;
+                        g.load_weights(gate.weights, own, step, lane);
+                        u.load_weights(up.weights, own, step, lane);
+                        g.load_row(args.codes[gate.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
+                        g.multiply(exact, step, lane);
+                        u.take_row(g);
+                        u.multiply(exact + TILES * at.exact_bytes / 4, step, lane);
+                    }
+                });
+                continue;
+            }
 #pragma unroll
             for (uint which = 0; which < 2; which++) {
                 const ExpertMatrix& m = which ? up : gate;
@@ -354,7 +372,12 @@ SHARED void down_block(const ExpertArgs& args, const Share& share, const Packed&
             uint tile = i / jobs, step = i % jobs * JOB_STEPS;
             if (i >= warps || first > 0)
                 job.load_weights(m, min(first_tile + tile, last), step, lane);
-            job.multiply_row(exact + tile * at.exact_bytes / 4, step, lane, row);
+            if (ONE_ROW) {
+                job.load_row(row, step, lane);
+                job.multiply(exact + tile * at.exact_bytes / 4, step, lane);
+            } else {
+                job.multiply_row(exact + tile * at.exact_bytes / 4, step, lane, row);
+            }
         }
         copy_async_wait<0>();
         __syncthreads();

@@ -79,6 +79,12 @@ struct Job {
                                                                : make_uint4(0, 0, 0, 0);
     }
 
+    // The row that another job has.
+    SHARED void take_row(const Job& other) {
+#pragma unroll
+        for (int i = 0; i < JOB_STEPS; i++) x[i][0] = other.x[i][0], x[i][1] = other.x[i][1];
+    }
+
     // Exact sums of the job's groups, to `exact` [group][row][16 outputs] of the tile.
     SHARED void multiply(float* exact, uint first, uint lane) {
         multiply_codes(exact, first, lane, [&](int i, int t) { return x[i][t]; });

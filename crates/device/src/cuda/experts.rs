@@ -335,7 +335,7 @@ impl PackedExperts {
     /// Shared memory of `experts_hidden`: two matrices, each perhaps with units of its own.
     fn hidden_places(&self, class: usize) -> FewPlaces {
         let (_, tiles) = few_shape(self.width);
-        FewPlaces::of(&self.kinds, class, [2 * tiles; 2], self.width, true)
+        FewPlaces::of(&self.kinds, class, [2 * tiles; 2], self.width, class > 1)
     }
 }
 

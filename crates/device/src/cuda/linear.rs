@@ -25,6 +25,8 @@ const SHARED_MAX: usize = 200 << 10;
 const FEW_BYTES_MAX: usize = 160 << 10;
 /// Places of scales and of exact sums that a block of the streaming form uses in turn (linear.cu).
 const STREAM_RING: [usize; 2] = [3, 2];
+/// Blocks a multiprocessor up to which all are there at once without it, and wait less.
+const STREAM_TURN: usize = 2;
 /// Its most blocks a multiprocessor, and what they share there.
 const STREAM_BLOCKS_MAX: usize = 4;
 const STREAM_BYTES: usize = 224 << 10;
@@ -413,7 +415,9 @@ fn decode(
     let cols = input.width;
     let (slices, mut class) = (cols.div_ceil(SLICE), rows_class(rows));
     let (mut warps, mut tiles) = few_shape(cols);
-    let stream = Stream::of(&kinds, class, cols, c.facts().shared_max as usize);
+    let in_turns = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(tiles * TILE)).sum::<usize>()
+        > STREAM_TURN * c.facts().processors as usize;
+    let stream = Stream::of(&kinds, class, cols, c.facts().shared_max as usize).filter(|_| in_turns);
     let mut few = stream
         .as_ref()
         .map_or_else(|| FewPlaces::of(&kinds, class, [tiles; 2], cols, false), |stream| stream.places);
