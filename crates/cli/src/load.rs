@@ -23,7 +23,7 @@ use crate::weights::Weights;
 pub(crate) const ROWS_MAX: usize = 512;
 
 /// How many times the rows of a processor's step a card's step has.
-const CARD_ROWS: usize = 4;
+const CARD_ROWS: usize = 8;
 /// Memory beside the weights that a card must have before `auto` takes it, bytes.
 const ROOM: u64 = 1 << 30;
 
