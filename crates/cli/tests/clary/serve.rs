@@ -324,7 +324,8 @@ fn nonsense_is_refused_before_loading() {
         (&["--template-kwargs", "{\"tools\": 1}"], "not known"),
         (&["--api-key-file", "no/such/file"], "no/such/file"),
         (&["--ctx", "99999999"], "trained"),
-        (&["--audit", "5"], "this version has no --audit"),
+        (&["--audit", "101"], "--audit"),
+        (&["--cache-device", "1GiB"], "this version has no --cache-device"),
         (&["--top-k", "-1"], "invalid value '-1'"),
     ] {
         let args = [&["serve", &demo, "--port", "0"], options].concat();

@@ -47,7 +47,11 @@ struct Seen {
 
 impl Met {
     fn new(class: &'static str, matrix: &Matrix) -> Self {
-        Self { class, matrix: matrix.clone(), rows: HashMap::new() }
+        // Bytes of its own: a device that takes a matrix discards those of the file.
+        let [codes, scales, biases] =
+            [matrix.codes(), matrix.scales(), matrix.biases()].map(|bytes| bytes.to_vec().into());
+        let matrix = Matrix::new(matrix.rows(), matrix.cols(), matrix.encoding(), codes, scales, biases);
+        Self { class, matrix: matrix.expect("as it was"), rows: HashMap::new() }
     }
 
     fn add(&mut self, phase: Phase, row: &[f64]) {
