@@ -203,13 +203,7 @@ SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stag
 SHARED float exp2_near(float x) {
     float shifted = x + CLARY_ROUND;
     float r = x - (shifted - CLARY_ROUND);
-    float q = FLOAT(0x3920fddeu);
-    q = FMA(q, r, FLOAT(0x3aaf9f29u));
-    q = FMA(q, r, FLOAT(0x3c1d96a6u));
-    q = FMA(q, r, FLOAT(0x3d635774u));
-    q = FMA(q, r, FLOAT(0x3e75fdeeu));
-    q = FMA(q, r, CLARY_LN_2);
-    return FLOAT(BITS(FMA(q, r, 1.0f)) + (BITS(shifted) << 23));
+    return FLOAT(BITS(exp2_of_rest(r)) + (BITS(shifted) << 23));
 }
 
 // 2^x for an integer x <= 0; +0 below -126 and for NaN.

@@ -76,14 +76,8 @@ SHARED float exp2_below_one(float x) {
     float c = x < -126.0f ? -126.0f : x;
     float shifted = c + CLARY_ROUND;
     float r = c - (shifted - CLARY_ROUND);
-    float q = FLOAT(0x3920fddeu);
-    q = FMA(q, r, FLOAT(0x3aaf9f29u));
-    q = FMA(q, r, FLOAT(0x3c1d96a6u));
-    q = FMA(q, r, FLOAT(0x3d635774u));
-    q = FMA(q, r, FLOAT(0x3e75fdeeu));
-    q = FMA(q, r, CLARY_LN_2);
     // The low bits of shifted are those of the exponent.
-    float result = FMA(q, r, 1.0f) * FLOAT((BITS(shifted) << 23) + 0x3f800000u);
+    float result = exp2_of_rest(r) * FLOAT((BITS(shifted) << 23) + 0x3f800000u);
     return x < -126.0f ? 0.0f : result;
 }
 

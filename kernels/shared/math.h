@@ -44,19 +44,24 @@ SHARED float exp_exact(float x) {
     return x < -87.0f ? 0.0f : result;
 }
 
-// 2^x, exact for integers; +0 below -126.
-SHARED float exp2_exact(float x) {
-    float c = x > 129.0f ? 129.0f : x;
-    c = c < -126.0f ? -126.0f : c;
-    float shifted = c + CLARY_ROUND;
-    float r = c - (shifted - CLARY_ROUND);
+// 2^r for r in [-1/2, 1/2], the polynomial of every form of 2^x here.
+SHARED float exp2_of_rest(float r) {
     float q = FLOAT(0x3920fddeu);
     q = FMA(q, r, FLOAT(0x3aaf9f29u));
     q = FMA(q, r, FLOAT(0x3c1d96a6u));
     q = FMA(q, r, FLOAT(0x3d635774u));
     q = FMA(q, r, FLOAT(0x3e75fdeeu));
     q = FMA(q, r, CLARY_LN_2);
-    float result = scale_by_power(FMA(q, r, 1.0f), shifted_exponent(shifted));
+    return FMA(q, r, 1.0f);
+}
+
+// 2^x, exact for integers; +0 below -126.
+SHARED float exp2_exact(float x) {
+    float c = x > 129.0f ? 129.0f : x;
+    c = c < -126.0f ? -126.0f : c;
+    float shifted = c + CLARY_ROUND;
+    float r = c - (shifted - CLARY_ROUND);
+    float result = scale_by_power(exp2_of_rest(r), shifted_exponent(shifted));
     return x < -126.0f ? 0.0f : result;
 }
 
