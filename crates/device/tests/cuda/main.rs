@@ -7,6 +7,7 @@ mod attention;
 mod delta_net;
 mod draw;
 mod exact;
+mod forms;
 mod layers;
 mod matrices;
 mod rows;

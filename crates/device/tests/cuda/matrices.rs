@@ -74,7 +74,7 @@ pub(crate) fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype)
 }
 
 /// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers, all codes at an edge.
-fn activations(random: &mut Random, rows: usize, cols: usize) -> Vec<f64> {
+pub(crate) fn activations(random: &mut Random, rows: usize, cols: usize) -> Vec<f64> {
     let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
     for (row, x) in x.chunks_mut(cols).enumerate() {
         let at = random.below(cols);
@@ -140,7 +140,7 @@ fn differences(found: &[f32], expected: &[f32], width: usize, what: &str) -> usi
 }
 
 /// All matrices over one input, in one launch, against the CPU, for each row count.
-fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
+pub(crate) fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     check_on(cuda(), matrices, counts, seed)
 }
 
@@ -301,14 +301,14 @@ fn matrices_alike_equal_the_cpu() {
 }
 
 /// Experts of one layer.
-struct Layer {
+pub(crate) struct Layer {
     gate: Vec<Matrix>,
     up: Vec<Matrix>,
     down: Vec<Matrix>,
 }
 
 impl Layer {
-    fn new(experts: usize, mut make: impl FnMut(usize, bool) -> Matrix) -> Self {
+    pub(crate) fn new(experts: usize, mut make: impl FnMut(usize, bool) -> Matrix) -> Self {
         let mut kind = |down: bool| (0..experts).map(|expert| make(expert, down)).collect();
         Self { gate: kind(false), up: kind(false), down: kind(true) }
     }
@@ -323,6 +323,17 @@ fn check_experts(layer: &Layer, k: usize, counts: &[usize], seed: u64) -> usize 
 
 /// [`check_experts`] of these rows.
 fn check_expert_rows(layer: &Layer, k: usize, counts: &[usize], seed: u64, x: Vec<f64>) -> usize {
+    check_expert_rows_on(cuda(), layer, k, counts, seed, x)
+}
+
+pub(crate) fn check_expert_rows_on(
+    card: Cuda,
+    layer: &Layer,
+    k: usize,
+    counts: &[usize],
+    seed: u64,
+    x: Vec<f64>,
+) -> usize {
     let most = *counts.iter().max().unwrap();
     let (experts, width) = (layer.gate.len(), layer.gate[0].cols());
     // Some rows choose alike.
@@ -332,7 +343,7 @@ fn check_expert_rows(layer: &Layer, k: usize, counts: &[usize], seed: u64, x: Ve
             (0..experts).map(move |_| own.normal() as f64).collect::<Vec<_>>()
         })
         .collect();
-    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(cuda())];
+    let devices: [Box<dyn Device>; 2] = [Box::new(cpu()), Box::new(card)];
     let mut results: Vec<Vec<Vec<f32>>> = Vec::new();
     for mut device in devices {
         let packed = device.experts(&layer.gate, &layer.up, &layer.down).unwrap();
