@@ -173,9 +173,10 @@ pub(crate) fn routed_experts(
     pool.run(tasks.len(), &|at| {
         let Task { expert, part, chunk } = tasks[at];
         let (first, rows) = (starts[expert], starts[expert + 1] - starts[expert]);
-        let inputs = Inputs { x: gate, activations: hidden, first, rows };
+        let inputs = Inputs { x: gate, activations: hidden, floats: None, first, rows };
+        let blocks = task_blocks(rows, chunk, row_tasks(rows));
         // SAFETY: each task has its own columns and rows.
-        unsafe { experts.down[expert].multiply(isa, part, inputs, task_blocks(rows, chunk), &out, first) };
+        unsafe { experts.down[expert].multiply(isa, part..part + 1, inputs, blocks, &out, first) };
     });
 }
 
@@ -252,8 +253,8 @@ fn hidden(
         let task = tasks[at];
         let (first, count) = (starts[task.expert], starts[task.expert + 1] - starts[task.expert]);
         let inputs = match shared {
-            true => Inputs { x, activations: rows, first: 0, rows: 1 },
-            false => Inputs { x: ranked_x, activations: ranked, first, rows: count },
+            true => Inputs { x, activations: rows, floats: None, first: 0, rows: 1 },
+            false => Inputs { x: ranked_x, activations: ranked, floats: None, first, rows: count },
         };
         // SAFETY: each task has its own columns and rows.
         unsafe { hidden_task(isa, experts, task, inputs, first, &gate, &up, &writers) };
@@ -277,13 +278,12 @@ unsafe fn hidden_task(
     let Task { expert, part, chunk } = task;
     let step = hidden_step(experts, expert);
     let columns = part * step..experts.hidden().min((part + 1) * step);
-    let task_blocks = task_blocks(inputs.rows, chunk);
+    let task_blocks = task_blocks(inputs.rows, chunk, row_tasks(inputs.rows));
     for (matrix, out) in [(&experts.gate[expert], gate), (&experts.up[expert], up)] {
         let (size, _) = matrix.parts();
-        for part in columns.start / size..columns.end.div_ceil(size) {
-            // SAFETY: the caller's promise; a step is made of whole parts.
-            unsafe { matrix.multiply(isa, part, inputs, task_blocks.clone(), out, first) };
-        }
+        let parts = columns.start / size..columns.end.div_ceil(size);
+        // SAFETY: the caller's promise; a step is made of whole parts.
+        unsafe { matrix.multiply(isa, parts, inputs, task_blocks.clone(), out, first) };
     }
     let group = experts.down[expert].group();
     let writer = writers.iter().find(|writer| Some(writer.group()) == group);

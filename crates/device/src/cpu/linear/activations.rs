@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use quant::{ACTIVATION_BITS, MAGNITUDE_MAX, MAGNITUDE_MIN};
 
-use super::layout::UNIT;
+use super::{layout::UNIT, tile::Floats};
 use crate::cpu::{
     isa::{Isa, Kind, by_isa},
     math::power_of_two,
@@ -289,6 +289,8 @@ pub(in crate::cpu) fn block_rows(rows: usize, most: usize, at: usize) -> Range<u
 #[derive(Default)]
 pub(crate) struct Activations {
     forms: Vec<Form>,
+    /// The input itself, for dense matrices.
+    floats: Floats,
 }
 
 impl Activations {
@@ -334,6 +336,16 @@ impl Activations {
         }
     }
 
+    /// Packs `x` `[rows, cols]` for dense matrices.
+    pub(super) fn pack(&mut self, pool: &Pool, x: &[f32], rows: usize) {
+        self.floats.pack(pool, x, rows);
+    }
+
+    /// What the last [`Self::pack`] made.
+    pub(super) fn floats(&self) -> &Floats {
+        &self.floats
+    }
+
     /// The form for groups of that length, if the last [`Self::quantize`] made one.
     pub(in crate::cpu) fn form(&self, group: usize) -> Option<&Form> {
         self.forms.iter().find(|form| form.group == group)
@@ -344,6 +356,6 @@ impl Activations {
         let bytes = |form: &Form| {
             form.words.capacity() * size_of::<Words>() + form.groups.capacity() * size_of::<GroupUnit>()
         };
-        self.forms.iter().map(bytes).sum()
+        self.forms.iter().map(bytes).sum::<usize>() + self.floats.bytes()
     }
 }

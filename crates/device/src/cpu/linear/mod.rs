@@ -10,6 +10,7 @@ mod kernel;
 mod layout;
 #[cfg(test)]
 pub(super) mod tests;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -20,16 +21,26 @@ use quant::{Dtype, Encoding, Matrix, Scheme};
 pub(crate) use activations::Activations;
 pub(super) use activations::{BLOCK_MAX, FormWriter, block_rows, blocks};
 pub(super) use layout::PANEL;
+pub(super) use tile::Floats;
 
 use super::{
     isa::Isa,
     pool::{Disjoint, Pool},
 };
 
-/// Outputs of a dense matrix computed by one task.
+/// Outputs of a dense matrix in one part.
 const DENSE_OUTPUTS: usize = 16;
 /// Rows computed by one task where a call has many: enough to pay for reading the weights again.
 const TASK_ROWS: usize = 96;
+/// The same for a dense matrix, whose weights are also widened again, where that leaves enough tasks.
+const DENSE_TASK_ROWS: usize = 384;
+/// Rows from which dense matrices are worked on in tiles: inputs are packed, and tasks take several parts.
+const DENSE_ROWS: usize = 12;
+/// Most weights, and most parts, of such a task: widened to f32 they fill about half of a core's own cache.
+const DENSE_WEIGHTS: usize = 160 << 10;
+const DENSE_PARTS: usize = 8;
+/// Tasks a thread should have, so that all end at about the same time.
+const THREAD_TASKS: usize = 8;
 
 enum Packed {
     Grouped(layout::Grouped),
@@ -120,6 +131,8 @@ pub(super) struct Inputs<'a> {
     pub(super) x: &'a [f32],
     /// Quantized forms of the same rows.
     pub(super) activations: &'a Activations,
+    /// The same floats packed, if `first` is 0 and they are.
+    pub(super) floats: Option<&'a Floats>,
     /// The first row worked on. Blocks count from here.
     pub(super) first: usize,
     /// Rows worked on.
@@ -158,41 +171,67 @@ impl<'a> Outputs<'a> {
 }
 
 impl PackedMatrix {
-    /// Computes part `part` of [`Self::parts`] for the row blocks `range` of `inputs`; the results of its
-    /// first row go to row `to` of `out`.
+    /// How [`linear`] cuts a call of `rows` rows: parts of a task, and tasks for its rows.
+    fn cut(&self, rows: usize, threads: usize) -> (usize, usize) {
+        let Packed::Dense(matrix, _) = &self.0 else { return (1, row_tasks(rows)) };
+        if rows < DENSE_ROWS {
+            return (1, row_tasks(rows));
+        }
+        let parts = (DENSE_WEIGHTS / (matrix.cols() * DENSE_OUTPUTS).max(1)).clamp(1, DENSE_PARTS);
+        let wanted = (threads * THREAD_TASKS).div_ceil(self.parts().1.div_ceil(parts).max(1));
+        (parts, wanted.min(row_tasks(rows)).max(rows.div_ceil(DENSE_TASK_ROWS)))
+    }
+
+    /// Computes the parts `parts` of [`Self::parts`] for the row blocks `range` of `inputs`; the results of
+    /// its first row go to row `to` of `out`.
     ///
     /// # Safety
     /// No other task may compute the same part for the same blocks at the same time.
     pub(super) unsafe fn multiply(
         &self,
         isa: Isa,
-        part: usize,
+        parts: Range<usize>,
         inputs: Inputs<'_>,
         range: Range<usize>,
         out: &Outputs<'_>,
         to: usize,
     ) {
         let (size, _) = self.parts();
-        let outputs = part * size..self.rows().min((part + 1) * size);
+        let outputs = |parts: Range<usize>| parts.start * size..self.rows().min(parts.end * size);
         let block_rows = |block: usize| block_rows(inputs.rows, BLOCK_MAX, block);
         match &self.0 {
             Packed::Dense(matrix, dtype) => {
-                let rows = block_rows(range.start).start..block_rows(range.end - 1).end;
                 let x = &inputs.x[inputs.first * matrix.cols()..];
                 // SAFETY: the caller's promise.
-                unsafe { dense::multiply(isa, matrix, *dtype, outputs, x, rows, out, to) };
+                unsafe {
+                    dense::multiply(
+                        isa,
+                        matrix,
+                        *dtype,
+                        outputs(parts),
+                        x,
+                        inputs.floats,
+                        inputs.rows,
+                        range,
+                        out,
+                        to,
+                    )
+                };
             }
             Packed::Grouped(grouped) => {
                 let group = grouped.scheme().group;
                 let form = inputs.activations.form(group).expect("every group length was quantized");
                 let mut results = kernel::new_panel_out();
-                for rows in range.map(block_rows) {
-                    let block = form.block(inputs.first + rows.start..inputs.first + rows.end);
-                    grouped.multiply(isa, part, block, &mut results);
-                    for (row, results) in rows.zip(&results) {
-                        // SAFETY: the caller's promise.
-                        let out = unsafe { out.row(to + row, outputs.clone()) };
-                        out.copy_from_slice(&results[..outputs.len()]);
+                for part in parts {
+                    let outputs = outputs(part..part + 1);
+                    for rows in range.clone().map(block_rows) {
+                        let block = form.block(inputs.first + rows.start..inputs.first + rows.end);
+                        grouped.multiply(isa, part, block, &mut results);
+                        for (row, results) in rows.zip(&results) {
+                            // SAFETY: the caller's promise.
+                            let out = unsafe { out.row(to + row, outputs.clone()) };
+                            out.copy_from_slice(&results[..outputs.len()]);
+                        }
                     }
                 }
             }
@@ -200,9 +239,9 @@ impl PackedMatrix {
     }
 }
 
-/// Row blocks of task `at` of [`row_tasks`].
-pub(super) fn task_blocks(rows: usize, at: usize) -> Range<usize> {
-    let (blocks, tasks) = (blocks(rows, BLOCK_MAX), row_tasks(rows));
+/// Row blocks of task `at` of `tasks`.
+pub(super) fn task_blocks(rows: usize, at: usize, tasks: usize) -> Range<usize> {
+    let blocks = blocks(rows, BLOCK_MAX);
     at * blocks / tasks..(at + 1) * blocks / tasks
 }
 
@@ -233,24 +272,31 @@ pub(crate) fn linear(
     }
     let groups = group_lengths(to.iter().map(|(matrix, _)| *matrix));
     scratch.quantize(pool, isa, x, rows, BLOCK_MAX, &groups);
-    let inputs = Inputs { x, activations: scratch, first: 0, rows };
-    let chunks = row_tasks(rows);
-    // Tasks in the order of the weights: (matrix, part), with all rows of a part next to each other.
+    let packed = rows >= DENSE_ROWS && to.iter().any(|(matrix, _)| matrix.group().is_none());
+    if packed {
+        scratch.pack(pool, x, rows);
+    }
+    let scratch = &*scratch;
+    let inputs = Inputs { x, activations: scratch, floats: packed.then(|| scratch.floats()), first: 0, rows };
+    // Tasks in the order of the weights: (matrix, parts), with all rows of a part next to each other.
     let mut ends = Vec::with_capacity(to.len());
     let mut end = 0;
     let mut targets = Vec::with_capacity(to.len());
     for (matrix, out) in to.iter_mut() {
-        end += matrix.parts().1 * chunks;
+        let (parts, chunks) = matrix.cut(rows, pool.threads());
+        end += matrix.parts().1.div_ceil(parts) * chunks;
         ends.push(end);
-        targets.push((*matrix, Outputs::new(out, matrix.rows(), None)));
+        targets.push((*matrix, parts, chunks, Outputs::new(out, matrix.rows(), None)));
     }
     pool.run(end, &|task| {
         let at = ends.partition_point(|&end| end <= task);
-        let (matrix, out) = &targets[at];
+        let (matrix, parts, chunks, out) = &targets[at];
         let task = task - if at > 0 { ends[at - 1] } else { 0 };
-        let blocks = task_blocks(rows, task % chunks);
-        // SAFETY: each task has its own part of one output and its own rows.
-        unsafe { matrix.multiply(isa, task / chunks, inputs, blocks, out, 0) };
+        let blocks = task_blocks(rows, task % chunks, *chunks);
+        let first = task / chunks * parts;
+        let parts = first..matrix.parts().1.min(first + parts);
+        // SAFETY: each task has its own parts of one output and its own rows.
+        unsafe { matrix.multiply(isa, parts, inputs, blocks, out, 0) };
     });
 }
 

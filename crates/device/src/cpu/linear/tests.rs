@@ -254,7 +254,7 @@ fn dense_equals_the_text() {
     let mut random = Random(4);
     let counts: Vec<usize> = (1..=17).chain([64, 128]).collect();
     for dtype in DTYPES {
-        for (rows, cols) in [(1, 64), (33, 200), (5, 31), (18, 1000), (17, 1024)] {
+        for (rows, cols) in [(1, 64), (33, 200), (150, 70), (5, 31), (18, 1000), (17, 1024)] {
             let matrix = dense(&mut random, rows, cols, dtype);
             let x = activations(&mut random, 128, cols);
             check(&matrix, &x, &counts);

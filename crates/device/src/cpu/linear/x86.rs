@@ -94,10 +94,63 @@ macro_rules! floats512 {
             unsafe { _mm512_storeu_ps(to, values) }
         }
         #[inline(always)]
+        unsafe fn trees(rows: &[__m512; 16]) -> __m512 {
+            unsafe { trees512(rows) }
+        }
+        #[inline(always)]
         unsafe fn prefetch(at: *const u8) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         }
     };
+}
+
+/// Sixteen trees at once. Each level adds halves of two vectors and leaves the sums of both in one; rows are
+/// paired so that the last vector has them in order.
+#[inline(always)]
+unsafe fn trees512(rows: &[__m512; 16]) -> __m512 {
+    // SAFETY: a row is a vector.
+    unsafe {
+        // Quarters of rows (0, 0, 4, 4) and (8, 8, 12, 12) and the next, then (0, 4, 8, 12) and the next.
+        let mut halves = [_mm512_setzero_ps(); 8];
+        for at in 0..8 {
+            let row = at % 4 + at / 4 * 8;
+            let (a, b) = (rows[row], rows[row + 4]);
+            halves[at] =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        }
+        let mut quarters = [_mm512_setzero_ps(); 4];
+        for at in 0..4 {
+            let (a, b) = (halves[at], halves[at + 4]);
+            quarters[at] =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+        }
+        let a0 = _mm512_shuffle_ps::<0x44>(quarters[0], quarters[1]);
+        let a1 = _mm512_shuffle_ps::<0xee>(quarters[0], quarters[1]);
+        let b0 = _mm512_shuffle_ps::<0x44>(quarters[2], quarters[3]);
+        let b1 = _mm512_shuffle_ps::<0xee>(quarters[2], quarters[3]);
+        let (a, b) = (_mm512_add_ps(a0, a1), _mm512_add_ps(b0, b1));
+        _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
+    }
+}
+
+/// Eight trees at once, as [`trees512`].
+#[inline(always)]
+unsafe fn trees256(rows: &[__m256; 16]) -> __m256 {
+    // SAFETY: eight floats are a vector.
+    unsafe {
+        let mut halves = [_mm256_setzero_ps(); 4];
+        for row in 0..4 {
+            let (a, b) = (rows[row], rows[row + 4]);
+            halves[row] =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        }
+        let a0 = _mm256_shuffle_ps::<0x44>(halves[0], halves[1]);
+        let a1 = _mm256_shuffle_ps::<0xee>(halves[0], halves[1]);
+        let b0 = _mm256_shuffle_ps::<0x44>(halves[2], halves[3]);
+        let b1 = _mm256_shuffle_ps::<0xee>(halves[2], halves[3]);
+        let (a, b) = (_mm256_add_ps(a0, a1), _mm256_add_ps(b0, b1));
+        _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b))
+    }
 }
 
 // SAFETY of the blocks in all engines: `Engine`'s functions are called by code compiled for the engine's
@@ -252,6 +305,10 @@ impl Engine for Avx2 {
     #[inline(always)]
     unsafe fn store(values: __m256, to: *mut f32) {
         unsafe { _mm256_storeu_ps(to, values) }
+    }
+    #[inline(always)]
+    unsafe fn trees(rows: &[__m256; 16]) -> __m256 {
+        unsafe { trees256(rows) }
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
