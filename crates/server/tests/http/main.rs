@@ -6,6 +6,7 @@ mod abuse;
 mod calls;
 mod cancel;
 mod chat;
+mod coding_clients;
 mod completions;
 mod demo;
 mod errors;
@@ -19,7 +20,6 @@ mod progress;
 mod receipts;
 mod responses;
 mod routes;
-
 mod security;
 mod streams;
 mod structured;

@@ -24,7 +24,7 @@ fn tools() -> Value {
 }
 
 /// T85: walks the events by their grammar and puts the message together.
-fn walk(text: &str) -> Value {
+pub fn walk(text: &str) -> Value {
     let mut message = Value::Null;
     let mut open: Option<usize> = None;
     let mut stopped = false;
@@ -200,7 +200,24 @@ async fn refusals_have_their_shape() {
         (
             json!({"system": "s", "messages": [{"role": "user", "content": [{"type": "image",
             "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}]}]}),
-            "messages[0].content[0]",
+            "messages[0].content[0].image",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": "AA"}}]}]}),
+            "messages[0].content[1].document",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text"}}]}]}),
+            "messages[0].content[0].document.source.data",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "u", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "tool_result",
+                "tool_use_id": "u", "content": [{"type": "text", "text": "c"}, {"type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}]}]}]}),
+            "messages[2].content[1].tool_result.content[1].image",
         ),
         (json!({"tool_choice": {"type": "any"}, "tools": tools()}), "tool_choice"),
         (json!({"tool_choice": {"type": "tool", "name": "g"}, "tools": tools()}), "tool_choice.name"),

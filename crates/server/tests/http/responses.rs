@@ -22,7 +22,7 @@ async fn ask(server: &Server, fields: Value) -> Answer {
 }
 
 /// Walks the events by their grammar; returns the last response, whose items the events must have told.
-fn walk(text: &str) -> Value {
+pub fn walk(text: &str) -> Value {
     let mut items: Vec<Value> = Vec::new();
     let mut told = String::new();
     let mut open = false;

@@ -125,6 +125,8 @@ pub struct Setup {
     pub image: Duration,
     pub drafts: Option<FakeDrafts>,
     pub slots: Option<usize>,
+    /// Tokens of the longest sequence.
+    pub context: Option<usize>,
     pub queue_max: Option<usize>,
     pub queue_timeout: Option<Duration>,
     pub grammar: Option<Arc<dyn Grammar>>,
@@ -224,6 +226,11 @@ impl Server {
         let mut config = FakeConfig { drafts, pace, ..FakeConfig::default() };
         config.spec.vocabulary = text.tokenizer.vocab_size();
         config.spec.slots = setup.slots.unwrap_or(config.spec.slots);
+        if let Some(context) = setup.context {
+            // As many pages for each token as before.
+            config.spec.pages *= context.div_ceil(config.spec.context_max);
+            config.spec.context_max = context;
+        }
         config.images = setup.vision.then_some(IMAGES);
         let fake = FakeModel::new(config);
         let (faults, script) = (fake.faults(), Script::default());

@@ -31,6 +31,8 @@ pub(crate) struct Places {
     pub(crate) result_id: &'static str,
     /// The client's name for a function's schema.
     pub(crate) schema: &'static str,
+    /// Ends the path of a picture.
+    pub(crate) picture: &'static str,
 }
 
 impl Places {
@@ -67,6 +69,8 @@ impl Places {
             return Some(format!("{path}.{}", self.result_id));
         }
         Some(match indexed(rest, ".content[") {
+            // Nothing else is refused as a whole part.
+            Some((part, "")) => format!("{path}.{content}[{}]{}", part + skipped, self.picture),
             Some((part, rest)) => format!("{path}.{content}[{}]{rest}", part + skipped),
             None => format!("{path}{rest}"),
         })
@@ -109,10 +113,11 @@ mod tests {
             tools: vec![4],
             result_id: "tool_use_id",
             schema: "input_schema",
+            picture: ".image",
         };
         for (param, wanted) in [
             ("messages[1].tool_call_id", "messages[3].content[1].tool_use_id"),
-            ("messages[1].content[0]", "messages[3].content[1].content[0]"),
+            ("messages[1].content[0]", "messages[3].content[1].content[0].image"),
             ("messages[2].content[1].text", "messages[3].content[3].text"),
             ("messages[9]", "messages[9]"),
             ("tools[0].function.name", "tools[4].name"),

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice, answer_format};
 use super::super::constraint::Wish;
-use super::super::error::{ApiError, Code};
+use super::super::error::{ApiError, Code, quoted};
 use super::super::fields::{Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
 use super::super::params::{Params, stop};
@@ -14,6 +14,10 @@ use super::super::state::Served;
 
 /// Opens a line that some clients put before the system prompt and change with every request.
 const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Where the blocks of a tool's result stand. As in Anthropic's own errors a path names the kinds of the blocks on
+/// its way: clients take the picture or the document that such a path names out of the chat, and go on.
+const RESULT_CONTENT: &str = "tool_result.content";
 
 /// `POST /v1/messages`.
 #[derive(Clone, Debug, ToSchema)]
@@ -106,14 +110,20 @@ struct Reader {
 
 impl Reader {
     fn new() -> Self {
-        let places = Places { result_id: "tool_use_id", schema: "input_schema", ..Places::default() };
+        let places = Places {
+            result_id: "tool_use_id",
+            schema: "input_schema",
+            picture: ".image",
+            ..Places::default()
+        };
         Self { messages: Vec::new(), places, notes: Vec::new() }
     }
 
     /// Adds a message whose blocks stand behind `skipped` others at the path.
     fn push(&mut self, path: &str, skipped: usize, message: Message) {
+        let content = if message.role == Role::Tool { RESULT_CONTENT } else { "content" };
         self.messages.push(message);
-        self.places.messages.push(Place { skipped, ..Place::whole(path) });
+        self.places.messages.push(Place { path: path.to_owned(), content, skipped });
     }
 
     fn system(&mut self, system: Option<Value>) -> Result<(), ApiError> {
@@ -247,18 +257,25 @@ fn block_text<'a>(block: &'a Value, path: &str) -> Result<&'a str, ApiError> {
 fn part(block: &Value, path: &str) -> Result<Part, ApiError> {
     match block["type"].as_str() {
         Some("text") => Ok(Part::Text(block_text(block, path)?.to_owned())),
-        Some("image") => picture(&block["source"], path),
-        Some("document") if block["source"]["type"] == "text" => {
-            let data = block["source"]["data"].as_str();
-            let path = format!("{path}.source.data");
-            let data = data.ok_or_else(|| ApiError::at(Code::MissingField, path, "a string is needed"))?;
-            Ok(Part::Text(data.to_owned()))
-        }
+        Some("image") => picture(&block["source"], &format!("{path}.image")),
+        Some("document") => document(&block["source"], &format!("{path}.document")),
         _ => {
             let known = "text, image, tool_result, or document of plain text";
             Err(unexpected(format!("{path}.type"), known, &block["type"]))
         }
     }
+}
+
+fn document(source: &Value, path: &str) -> Result<Part, ApiError> {
+    if source["type"] != "text" {
+        let kind = source["media_type"].as_str().or(source["type"].as_str()).unwrap_or("no source");
+        let kind = quoted(kind);
+        let detail = format!("only documents of plain text can be read, not {kind}; send the text of it");
+        return Err(ApiError::unsupported(path, detail));
+    }
+    let data = source["data"].as_str();
+    let missing = || ApiError::at(Code::MissingField, format!("{path}.source.data"), "a string is needed");
+    Ok(Part::Text(data.ok_or_else(missing)?.to_owned()))
 }
 
 fn picture(source: &Value, path: &str) -> Result<Part, ApiError> {
@@ -283,7 +300,8 @@ fn tool_result(block: &Value, path: &str) -> Result<Message, ApiError> {
         Value::Null => Content::Text(String::new()),
         Value::String(text) => Content::Text(text.clone()),
         Value::Array(blocks) => {
-            let one = |(place, block): (usize, &Value)| part(block, &format!("{path}.content[{place}]"));
+            let one =
+                |(place, block): (usize, &Value)| part(block, &format!("{path}.{RESULT_CONTENT}[{place}]"));
             Content::Parts(blocks.iter().enumerate().map(one).collect::<Result<_, _>>()?)
         }
         other => return Err(unexpected(format!("{path}.content"), "a string or content blocks", other)),
