@@ -185,6 +185,7 @@ class ReplyView {
       return;
     }
     const { title, text, detail, ways } = explain(failure);
+    const isSaid = detail.toLowerCase() === title.toLowerCase();
     const buttons = ways.map((way, at) =>
       button(WAYS[way], () => this.#on.way(way, id), { class: at === 0 ? 'button strong' : 'button' }),
     );
@@ -194,7 +195,7 @@ class ReplyView {
         { class: 'failure', role: 'alert' },
         h('strong', {}, title),
         h('p', {}, text),
-        h('p', { class: 'detail' }, detail),
+        isSaid ? null : h('p', { class: 'detail' }, detail),
         h('div', { class: 'row' }, buttons),
       ),
     );
