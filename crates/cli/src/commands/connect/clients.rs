@@ -1,4 +1,5 @@
-//! Known clients: what to write where. `{url}`, `{model}`, `{context}` and `{key}` are filled in.
+//! Known clients: what to write where. `{url}`, `{model}`, `{context}`, `{output}`, `{key}`, `{env_key}` and,
+//! where the client asks whether the model sees, `{sees}` and `{modalities}` are filled in.
 
 use super::dialects::Dialect;
 
@@ -27,6 +28,8 @@ export ANTHROPIC_AUTH_TOKEN="{key}"
 export ANTHROPIC_MODEL="{model}"
 export ANTHROPIC_SMALL_FAST_MODEL="{model}"
 export ANTHROPIC_DEFAULT_HAIKU_MODEL="{model}"
+export CLAUDE_CODE_MAX_CONTEXT_TOKENS={context}
+export CLAUDE_CODE_MAX_OUTPUT_TOKENS={output}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 claude"#,
     },
@@ -34,7 +37,7 @@ claude"#,
         name: "codex",
         about: "Codex CLI",
         dialect: Dialect::Responses,
-        place: "in ~/.codex/config.toml, with CLARY_API_KEY in the environment",
+        place: "in ~/.codex/config.toml",
         settings: r#"model = "{model}"
 model_provider = "clary"
 model_context_window = {context}
@@ -42,8 +45,7 @@ model_context_window = {context}
 [model_providers.clary]
 name = "Clary"
 base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "CLARY_API_KEY""#,
+wire_api = "responses"{env_key}"#,
     },
     Known {
         name: "opencode",
@@ -57,7 +59,13 @@ env_key = "CLARY_API_KEY""#,
       "npm": "@ai-sdk/openai-compatible",
       "name": "Clary",
       "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
-      "models": {"{model}": {"name": "{model}", "tool_call": true, "limit": {"context": {context}, "output": {output}}}}
+      "models": {
+        "{model}": {
+          "name": "{model}", "tool_call": true, "reasoning": true, "attachment": {sees},
+          "modalities": {"input": [{modalities}], "output": ["text"]},
+          "limit": {"context": {context}, "output": {output}}
+        }
+      }
     }
   },
   "model": "clary/{model}"
@@ -67,9 +75,14 @@ env_key = "CLARY_API_KEY""#,
         name: "aider",
         about: "aider",
         dialect: Dialect::Chat,
-        place: "in the shell that starts it",
+        place: "in the shell that starts it, in the folder it works in",
         settings: r#"export OPENAI_API_BASE="{url}/v1"
 export OPENAI_API_KEY="{key}"
+cat > .aider.model.metadata.json <<'END'
+{"openai/{model}": {"litellm_provider": "openai", "mode": "chat", "supports_vision": {sees},
+  "max_tokens": {output}, "max_input_tokens": {context}, "max_output_tokens": {output},
+  "input_cost_per_token": 0, "output_cost_per_token": 0}}
+END
 aider --model "openai/{model}""#,
     },
     Known {
@@ -81,7 +94,8 @@ aider --model "openai/{model}""#,
 Base URL          {url}/v1
 API Key           {key}
 Model ID          {model}
-Context Window    {context}"#,
+Context Window    {context}
+Supports Images   {sees}"#,
     },
     Known {
         name: "continue",
@@ -113,7 +127,7 @@ models:
       "Clary": {
         "api_url": "{url}/v1",
         "available_models": [
-          {"name": "{model}", "max_tokens": {context}, "capabilities": {"tools": true, "images": false}}
+          {"name": "{model}", "max_tokens": {context}, "capabilities": {"tools": true, "images": {sees}}}
         ]
       }
     }

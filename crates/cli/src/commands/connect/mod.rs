@@ -36,6 +36,8 @@ const NO_KEY: &str = "none";
 struct Model {
     id: String,
     context: u64,
+    /// Whether it takes pictures.
+    sees: bool,
 }
 
 /// Prints settings, then tries the dialect. Without a client, lists them.
@@ -53,7 +55,7 @@ pub(crate) fn connect(args: &ConnectArgs, output: &Output) -> Result {
     {
         return Err(failure);
     }
-    let assumed = Model { id: "MODEL".to_owned(), context: CONTEXT };
+    let assumed = Model { id: "MODEL".to_owned(), context: CONTEXT, sees: false };
     let settings = filled(known, &client, found.as_ref().unwrap_or(&assumed));
     if !output.json && !args.check {
         let assumption = match is_assumed {
@@ -101,7 +103,10 @@ fn model(client: &Client) -> Result<Model> {
     let id = first["id"].as_str().ok_or_else(|| {
         Failure::new(crate::error::Exit::Failure, format!("{}: /v1/models lists no model", client.base))
     })?;
-    Ok(Model { id: id.to_owned(), context: first["max_model_len"].as_u64().unwrap_or(CONTEXT) })
+    let context = first["max_model_len"].as_u64().unwrap_or(CONTEXT);
+    let abilities = first["capabilities"].as_array();
+    let sees = abilities.is_some_and(|abilities| abilities.iter().any(|ability| ability == "vision"));
+    Ok(Model { id: id.to_owned(), context, sees })
 }
 
 fn filled(known: &Known, client: &Client, model: &Model) -> String {
@@ -112,6 +117,9 @@ fn filled(known: &Known, client: &Client, model: &Model) -> String {
         .replace("{url}", &client.base)
         .replace("{context}", &model.context.to_string())
         .replace("{output}", &(model.context / 2).to_string())
+        .replace("{sees}", if model.sees { "true" } else { "false" })
+        .replace("{modalities}", if model.sees { r#""text", "image""# } else { r#""text""# })
+        .replace("{env_key}", if client.has_key() { "\nenv_key = \"CLARY_API_KEY\"" } else { "" })
         .replace("{key}", key)
         .replace("{model}", &model.id)
 }
@@ -134,12 +142,18 @@ mod tests {
     #[test]
     fn every_client_has_its_settings_filled_in() {
         let client = Client::new("http://127.0.0.1:1/v1/").unwrap();
-        let model = Model { id: "m".into(), context: 100 };
-        for known in &CLIENTS {
-            let text = filled(known, &client, &model);
+        let model = |sees| Model { id: "m".into(), context: 100, sees };
+        for (known, sees) in CLIENTS.iter().flat_map(|known| [(known, false), (known, true)]) {
+            let text = filled(known, &client, &model(sees));
             assert!(text.contains("http://127.0.0.1:1") && !text.contains(":1/v1/v1"), "{text}");
-            for left in ["{url}", "{model}", "{context}", "{key}", "{output}"] {
+            for left in
+                ["{url}", "{model}", "{context}", "{key}", "{output}", "{sees}", "{modalities}", "{env_key}"]
+            {
                 assert!(!text.contains(left), "{}: {left}", known.name);
+            }
+            if matches!(known.name, "opencode" | "zed" | "cline" | "aider") {
+                let names = ["attachment\": true", "images\": true", "Images   true", "vision\": true"];
+                assert_eq!(names.iter().any(|name| text.contains(name)), sees, "{text}");
             }
             if matches!(known.name, "opencode" | "zed") {
                 assert!(serde_json::from_str::<Value>(&text).is_ok(), "{text}");
