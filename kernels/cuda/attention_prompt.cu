@@ -1,7 +1,11 @@
-// Attention of long chains: a block of threads walks the keys with 8 rows at a time.
+// Attention of long chains: a block of threads walks the keys with WARPS rows at a time.
 #include "attention.cuh"
 
+// Rows of a block, and blocks of keys that there is room for: with two, one is copied while the other is used.
+#ifndef WARPS
 #define WARPS 8
+#define STAGES 2
+#endif
 
 // A block of a K/V head in shared memory.
 struct Staged {
@@ -10,7 +14,7 @@ struct Staged {
 };
 
 struct PromptRoom {
-    Staged stages[2];
+    Staged stages[STAGES];
     // Values of the spans before, by thread.
     float held[GROUPS * 8][2][32 * WARPS];
 };
@@ -74,7 +78,7 @@ SHARED void fold_span(PromptRoom& room, Fold& whole, const float (&part)[GROUPS 
         }
 }
 
-// Grid [row tiles of 8, tiles of heads, windows], 256 threads: a warp has 8 heads of one row.
+// Grid [row tiles of WARPS, tiles of heads, windows], 32 WARPS threads: a warp has 8 heads of one row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     attention_prompt(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out) {
     extern __shared__ __align__(16) uchar memory[];
@@ -104,12 +108,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     for (uint block = 0; block < blocks; block++) {
         wait_for_copies<0>();
         __syncthreads();
-        if (block + 1 < blocks) stage_block(room.stages[(block + 1) % 2], block_at(block + 1));
+        if (STAGES == 2 && block + 1 < blocks)
+            stage_block(room.stages[(block + 1) % STAGES], block_at(block + 1));
         if (index >= block * KEYS)
-            prompt_block(part, fold, query, room.stages[block % 2], shape.scale, keys_seen(index, block));
+            prompt_block(part, fold, query, room.stages[block % STAGES], shape.scale, keys_seen(index, block));
         if ((block + 1) % SPAN_BLOCKS == 0 || block + 1 == blocks) {
             if (fold.seen) fold_span(room, whole, part, fold);
             fold.seen = false;
+        }
+        if (STAGES == 1 && block + 1 < blocks) {
+            __syncthreads();
+            stage_block(room.stages[0], block_at(block + 1));
         }
     }
     if (!there) return;

@@ -51,8 +51,7 @@ pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Dev
         _ => match card(name) {
             Some(ordinal) => {
                 let (kernel_cache, kernels) = (settings.kernel_cache, settings.kernels);
-                let (graphs, plain_sums) = (true, false);
-                Ok(Box::new(Cuda::open(CudaSettings { ordinal, kernel_cache, kernels, graphs, plain_sums })?))
+                Ok(Box::new(Cuda::open(CudaSettings { kernel_cache, kernels, ..CudaSettings::of(ordinal) })?))
             }
             None => Err(DeviceError::Unavailable {
                 name: name.into(),

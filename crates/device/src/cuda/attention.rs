@@ -12,16 +12,18 @@ use crate::{AttentionShape, Buffer, DeviceError, KvPool, PAGE_TOKENS, WINDOW_ROW
 const BLOCK: u32 = 256;
 /// `SMALL_ROWS` of the kernels: longer chains are the prompt kernel's.
 const SMALL_ROWS: usize = 16;
-/// Heads that a warp takes together, and rows of a block of the prompt kernel.
+/// Heads that a warp takes together.
 const VECTORS: usize = 8;
-const PROMPT_ROWS: usize = 8;
+/// Rows of a block of the prompt kernel, and blocks of keys that it has room for; the first that the card's shared
+/// memory holds.
+const PROMPT_FORMS: [(usize, usize); 3] = [(8, 2), (8, 1), (4, 1)];
 /// Rows of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its `Room`: query
 /// codes, K and V as halves twice, as bytes once, scales twice.
 const WARPGROUP_ROWS: usize = 16;
 const WARPGROUP_GROUPS: usize = 4;
 const WARPGROUP_ROOM: u32 = (65_536 + 2 * 65_536 + 32_768 + 2 * 5 * 64 * 4) as u32;
-/// Rows of a chain that share what is loaded of K and V.
-const SHARED_ROWS: usize = 4;
+/// Rows of a chain that share what is loaded of K and V: as many as the card's shared memory holds.
+const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
 const BLOCKS_APART: usize = 2;
 /// Dims of a group.
@@ -83,7 +85,9 @@ impl Call {
         // are done sooner apart.
         let blocks = shape.spans * self.tiles * rows_max * shape.windows;
         let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.facts().processors as usize;
-        let shared = if apart { 1 } else { SHARED_ROWS };
+        let most = c.facts().shared_max as usize;
+        let fits = |rows: &usize| self.room(*rows) <= most;
+        let shared = if apart { 1 } else { SHARED_ROWS.into_iter().find(fits).unwrap_or(1) };
         let of_row = self.shape.heads * shape.spans * 4 * (self.pages.groups() * GROUP + 2);
         let together = if shape.spans > 1 { SPAN_BYTES_MAX / of_row } else { usize::MAX };
         let rows = rows_max.min((together / shared * shared).max(shared));
@@ -196,13 +200,20 @@ impl Call {
         let shape = c.shape();
         let args = Args::new().step(&c.step()).words(&self.pages.words()).words(&self.long_words(0, 0));
         let staged = self.pages.block_bytes();
-        let held = self.pages.groups() * 8 * 2 * 4 * BLOCK as usize;
-        let tiles = shape.window_rows.div_ceil(PROMPT_ROWS);
+        let room =
+            |&(rows, stages): &(usize, usize)| stages * staged + self.pages.groups() * 8 * 2 * 4 * 32 * rows;
+        let most = c.facts().shared_max as usize;
+        let form = PROMPT_FORMS.into_iter().find(|form| room(form) <= most);
+        let form @ (rows, stages) = form.unwrap_or(PROMPT_FORMS[PROMPT_FORMS.len() - 1]);
+        let tiles = shape.window_rows.div_ceil(rows);
         c.push(Launch {
-            kernel: self.kernel("attention_prompt.cu", "attention_prompt"),
+            kernel: self
+                .kernel("attention_prompt.cu", "attention_prompt")
+                .define("WARPS", rows as u32)
+                .define("STAGES", stages as u32),
             grid: [tiles as u32, self.tiles as u32, shape.windows as u32],
-            block: BLOCK,
-            shared: (2 * staged + held) as u32,
+            block: 32 * rows as u32,
+            shared: room(&form) as u32,
             args: args.words(&self.queries).ptr(self.out),
         });
         Ok(())

@@ -215,7 +215,7 @@ impl Kernels {
     }
 
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
-        let arch = self.driver.facts().arch();
+        let arch = self.driver.facts().arch.clone();
         let mut defines = defines.to_vec();
         defines.extend(self.plain_sums.then(|| ("PLAIN_SUMS", "1".to_owned())));
         let defines = &defines[..];
@@ -266,9 +266,14 @@ pub fn ship(list: &str, folder: &Path, archs: &[String]) -> Result<usize> {
 
 /// Adds a variant to the list of those that were compiled for a cache, for [`ship`].
 fn note(folder: &Path, file: &str, defines: &[(&str, String)]) -> std::io::Result<()> {
-    let constants: String = defines.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     let mut list = fs::OpenOptions::new().create(true).append(true).open(folder.join(LIST))?;
-    list.write_all(format!("{file}{constants}\n").as_bytes())
+    list.write_all(format!("{}\n", line(file, defines)).as_bytes())
+}
+
+/// A variant as a line of a list.
+pub(super) fn line(file: &str, defines: &[(&str, String)]) -> String {
+    let constants: String = defines.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    format!("{file}{constants}")
 }
 
 fn image_path(folder: &Path, key: &str) -> PathBuf {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
 use super::launch::Args;
+use super::rehearsal::CardKind;
 use crate::DeviceError;
 
 pub(super) type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -19,7 +20,9 @@ pub(super) type Result<T = ()> = std::result::Result<T, DeviceError>;
 pub(super) struct Facts {
     /// The vendor's name.
     pub(super) name: String,
-    /// Compute capability, for example 90.
+    /// What NVRTC calls the architecture, for example `sm_90a`.
+    pub(super) arch: String,
+    /// Compute capability whose forms of kernels are chosen, for example 90.
     pub(super) capability: u32,
     /// Multiprocessors.
     pub(super) processors: u32,
@@ -31,9 +34,9 @@ pub(super) struct Facts {
 
 impl Facts {
     /// What NVRTC calls the architecture; the `a` forms have the instructions of that generation alone.
-    pub(super) fn arch(&self) -> String {
-        let exact = if self.capability >= 90 { "a" } else { "" };
-        format!("sm_{}{exact}", self.capability)
+    pub(super) fn arch_of(capability: u32) -> String {
+        let exact = if capability >= 90 { "a" } else { "" };
+        format!("sm_{capability}{exact}")
     }
 
     /// Does a launch start its prologue before the one before it ends?
@@ -72,7 +75,6 @@ unsafe impl Send for Pinned {}
 
 impl Pinned {
     /// Plain memory for a stand-in; never freed, like that of a driver.
-    #[cfg(test)]
     pub(super) fn leaked(bytes: usize) -> Self {
         Self { at: Box::leak(vec![0u8; bytes].into_boxed_slice()).as_mut_ptr(), bytes }
     }
@@ -91,6 +93,10 @@ impl Pinned {
 /// What the device asks of a driver. Addresses are device addresses; `stage` names the call in errors.
 pub(super) trait Driver: Send + Sync {
     fn facts(&self) -> &Facts;
+    /// Will what is uploaded be read? Where not, nobody need make it.
+    fn keeps(&self) -> bool {
+        true
+    }
     /// Zeroed memory.
     fn alloc(&self, stage: &'static str, bytes: usize) -> Result<u64>;
     fn free(&self, address: u64);
@@ -195,12 +201,21 @@ pub(super) fn cards() -> std::result::Result<usize, String> {
 impl Card {
     /// Opens card `ordinal` of the machine.
     pub(super) fn open(ordinal: usize) -> Result<Arc<Self>> {
+        Self::open_like(ordinal, None)
+    }
+
+    /// Opens it, to be taken for a card of another kind where kernels have forms to choose from.
+    pub(super) fn open_like(ordinal: usize, like: Option<CardKind>) -> Result<Arc<Self>> {
         let count = cards().map_err(|reason| unavailable(ordinal, reason))?;
         if ordinal >= count {
             return Err(unavailable(ordinal, format!("{count} CUDA cards here, counted from 0")));
         }
-        let started = Self::start(ordinal);
-        started.map(Arc::new).map_err(|result| unavailable(ordinal, message(result)))
+        let mut card = Self::start(ordinal).map_err(|result| unavailable(ordinal, message(result)))?;
+        if let Some(kind) = like {
+            let own = card.facts.clone();
+            card.facts = Facts { memory: own.memory, arch: own.arch, ..kind.facts() };
+        }
+        Ok(Arc::new(card))
     }
 
     fn start(ordinal: usize) -> std::result::Result<Self, CUresult> {
@@ -229,10 +244,12 @@ impl Card {
         };
         // SAFETY: the driver wrote a string ended by zero inside the array.
         let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) }.to_string_lossy().into_owned();
+        let capability = 10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let facts = Facts {
             name,
-            capability: 10 * attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
-                + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            arch: Facts::arch_of(capability),
+            capability,
             processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             memory: memory as u64,
             shared_max: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,

@@ -81,9 +81,7 @@ impl PackedExperts {
         let groups = groups_of(&kinds_of(all[..2 * gate.len()].iter().map(kind)));
         let inner_groups = groups_of(&kinds_of(down.iter().map(|matrix| Kind::of(matrix.encoding()))));
         let (width, inner) = (gate[0].cols(), gate[0].rows());
-        let (bytes, places) = packing::pack(&all);
-        let memory = DeviceMemory::of(driver, "experts", &bytes)?;
-        drop(bytes);
+        let (memory, places) = packing::load(driver, "experts", &all)?;
         let mut table = Vec::with_capacity(24 * all.len());
         let number = |kind: Kind| kinds.iter().position(|&k| k == kind).unwrap_or(0) as u32;
         let at = |place: &Place| [memory.ptr() + place.codes as u64, memory.ptr() + place.params as u64];
@@ -278,7 +276,8 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
     let numbers: Vec<u32> = experts.kind.into_iter().chain(experts.form).collect();
     words.extend(numbers.chunks(2).map(|two| pair(two[0] as usize, two[1] as usize)));
     words.extend([pair(pairs, k), pair(experts.count, usize::from(pairs > UNLISTED_MAX))]);
-    let class = if rows == 1 || experts.hidden_places(CHUNK).bytes > SHARED_MAX { 1 } else { CHUNK };
+    let shared_max = SHARED_MAX.min(c.facts().shared_max as usize);
+    let class = if rows == 1 || experts.hidden_places(CHUNK).bytes > shared_max { 1 } else { CHUNK };
     let (chunk, listed) = (rows.min(class), pairs > UNLISTED_MAX);
     let mut call = Call {
         words,

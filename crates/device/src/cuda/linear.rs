@@ -58,8 +58,7 @@ pub(super) struct PackedMatrix {
 
 impl PackedMatrix {
     pub(super) fn new(driver: &Arc<dyn Driver>, source: &Matrix) -> Result<Self> {
-        let (bytes, places) = packing::pack(&[source]);
-        let memory = DeviceMemory::of(driver, "matrix", &bytes)?;
+        let (memory, places) = packing::load(driver, "matrix", &[source])?;
         let kind = Kind::of(source.encoding());
         Ok(Self { rows: source.rows(), cols: source.cols(), kind, memory, place: places[0] })
     }
@@ -160,6 +159,8 @@ pub(super) struct Block<'a> {
     pub(super) cols: usize,
     /// Slice sums: 16 outputs and one slice each.
     pub(super) sums: usize,
+    /// Most bytes.
+    pub(super) shared_max: usize,
 }
 
 impl Places {
@@ -172,7 +173,8 @@ impl Places {
         let row_bytes = row_stride * block.rows_staged;
         let grouped = warp_bytes > 0;
         let others = rows_at + (most(Kind::unit_bytes) * block.warps + block.sums * TILE * 4) * block.rows;
-        let stage = grouped && row_bytes <= STAGED_MAX && others + row_bytes <= SHARED_MAX;
+        let room = SHARED_MAX.min(block.shared_max);
+        let stage = grouped && row_bytes <= STAGED_MAX && others + row_bytes <= room;
         let (row_stride, row_bytes) = if stage { (row_stride, row_bytes) } else { (0, 0) };
         let units_at = (rows_at + row_bytes).next_multiple_of(16);
         let unit_bytes = most(Kind::unit_bytes) * block.rows;
@@ -297,6 +299,34 @@ pub(super) fn block_shape(cols: usize) -> (usize, usize) {
     (slices * tiles, tiles)
 }
 
+/// A block of the form of whole slices.
+struct Whole {
+    /// Rows it is compiled for.
+    class: usize,
+    warps: usize,
+    tiles: usize,
+    places: Places,
+}
+
+impl Whole {
+    /// For up to `class` of `rows` rows; fewer rows and warps where a card has not the shared memory for all.
+    fn of(kinds: &[Kind], mut class: usize, rows: usize, cols: usize, shared_max: usize) -> Self {
+        let (slices, (mut warps, _)) = (cols.div_ceil(SLICE), block_shape(cols));
+        loop {
+            let tiles = warps / slices.min(warps);
+            let rows_staged = rows.min(class);
+            let sums = tiles * slices;
+            let places =
+                Places::of(&Block { kinds, warps, rows: class, rows_staged, cols, sums, shared_max });
+            match (places.bytes > shared_max, class > 16, warps > 1) {
+                (true, true, _) => class = 16,
+                (true, false, true) => warps /= 2,
+                _ => return Self { class, warps, tiles, places },
+            }
+        }
+    }
+}
+
 /// `out = x W^T` of several matrices.
 pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixRef, Buffer)]) -> Result {
     if rows == 0 {
@@ -415,30 +445,25 @@ fn decode(
     let cols = input.width;
     let (slices, mut class) = (cols.div_ceil(SLICE), rows_class(rows));
     let (mut warps, mut tiles) = few_shape(cols);
+    let (processors, shared_max) = (c.facts().processors as usize, c.facts().shared_max as usize);
     let in_turns = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(tiles * TILE)).sum::<usize>()
-        > STREAM_TURN * c.facts().processors as usize;
-    let stream = Stream::of(&kinds, class, cols, c.facts().shared_max as usize).filter(|_| in_turns);
+        > STREAM_TURN * processors;
+    let stream = Stream::of(&kinds, class, cols, shared_max).filter(|_| in_turns);
     let mut few = stream
         .as_ref()
         .map_or_else(|| FewPlaces::of(&kinds, class, [tiles; 2], cols, false), |stream| stream.places);
-    if class > 8 || few.bytes > FEW_BYTES_MAX {
+    if class > 8 || few.bytes > shared_max.min(FEW_BYTES_MAX) {
         class = class.max(16);
     }
     let all_tiles: usize = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(TILE)).sum();
     let stream = stream.filter(|_| class <= 8);
     let whole_slices = class > 8 || stream.is_none() && rows <= STREAM_ROWS_MAX && all_tiles > STREAM_TILES;
+    let whole = Whole::of(&kinds, class, rows, cols, shared_max);
     if whole_slices {
         few = FewPlaces::default();
-        (warps, tiles) = block_shape(cols);
+        Whole { class, warps, tiles, .. } = whole;
     }
-    let places = Places::of(&Block {
-        kinds: &kinds,
-        warps,
-        rows: class,
-        rows_staged: rows.min(class),
-        cols,
-        sums: tiles * slices,
-    });
+    let places = whole.places;
     let mut words = vec![input.ptr];
     words.extend(input_words(&codes));
     words.extend([pair(rows, cols), pair(targets.len(), slices), 0]);
@@ -465,7 +490,7 @@ fn decode(
     if let Some(stream) = stream {
         kernel = kernel.define("STREAM", 1).define("BLOCKS", stream.blocks);
         // As many turns for each block as the card needs, and no more blocks than that takes.
-        blocks = blocks.div_ceil(blocks.div_ceil(c.facts().processors as usize * stream.blocks));
+        blocks = blocks.div_ceil(blocks.div_ceil(processors * stream.blocks));
     }
     c.push(Launch {
         kernel,

@@ -27,10 +27,12 @@ mod lower;
 mod memory;
 mod packing;
 pub mod probe;
+pub mod rehearsal;
 mod rope;
 mod route;
 mod rows;
 mod sources;
+mod standin;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -52,6 +54,7 @@ use driver::{Card, Driver, Pinned, Result};
 use graph::{Key, Lists};
 use lower::{Lowering, Tables};
 use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload};
+use rehearsal::CardKind;
 
 /// Host copies of uploads in flight: the host may prepare this many flushes ahead.
 const UPLOADS: usize = 4;
@@ -70,6 +73,16 @@ pub struct CudaSettings {
     /// Sum grouped products with plain multiplies and adds, as on a card whose matrix instruction does not sum
     /// integers exactly. Bits do not depend on it; prompts take several times as long.
     pub plain_sums: bool,
+    /// Choose forms of kernels as for a card of this kind. Bits do not depend on it; a card takes more time in forms
+    /// that are another's.
+    pub like: Option<CardKind>,
+}
+
+impl CudaSettings {
+    /// Card `ordinal` as it is meant to be used, without folders for kernels.
+    pub fn of(ordinal: usize) -> Self {
+        Self { ordinal, kernel_cache: None, kernels: None, graphs: true, plain_sums: false, like: None }
+    }
 }
 
 /// The CUDA device.
@@ -115,7 +128,7 @@ pub fn card_with_room(bytes: u64, has_kernels: bool) -> Option<usize> {
 impl Cuda {
     /// Opens a card, or says why there is none.
     pub fn open(settings: CudaSettings) -> std::result::Result<Self, DeviceError> {
-        let driver: Arc<dyn Driver> = Card::open(settings.ordinal)?;
+        let driver: Arc<dyn Driver> = Card::open_like(settings.ordinal, settings.like)?;
         if settings.kernels.is_none() {
             compile::nvrtc_version().map_err(|reason| driver::unavailable(settings.ordinal, reason))?;
         }

@@ -1,9 +1,13 @@
 //! Grouped matrices in the order the kernels read them: `kernels/cuda/linear.cuh` says what lies where.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 
 use quant::{Dtype, Encoding, Matrix, Scheme, Zero, read_float};
+
+use super::driver::{Driver, Result};
+use super::memory::DeviceMemory;
 
 /// Outputs of a tile.
 pub(super) const TILE: usize = 16;
@@ -136,8 +140,22 @@ fn tile_bytes(cols: usize, scheme: Scheme) -> (usize, usize) {
     )
 }
 
-/// Packs matrices one after another, on all processors. Sources are discarded as they are consumed.
-pub(super) fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
+/// Matrices on a card, packed one after another into an allocation.
+pub(super) fn load(
+    driver: &Arc<dyn Driver>,
+    stage: &'static str,
+    sources: &[&Matrix],
+) -> Result<(DeviceMemory, Vec<Place>)> {
+    if !driver.keeps() {
+        let (bytes, places) = lay_out(sources);
+        return Ok((DeviceMemory::zeros(driver, stage, bytes)?, places));
+    }
+    let (bytes, places) = pack(sources);
+    Ok((DeviceMemory::of(driver, stage, &bytes)?, places))
+}
+
+/// Bytes of an allocation for matrices, and where each lies.
+fn lay_out(sources: &[&Matrix]) -> (usize, Vec<Place>) {
     let mut places = Vec::with_capacity(sources.len());
     let mut end = 0;
     for source in sources {
@@ -155,6 +173,12 @@ pub(super) fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
             }
         });
     }
+    (end, places)
+}
+
+/// Packs matrices on all processors. Sources are discarded as they are consumed.
+fn pack(sources: &[&Matrix]) -> (Vec<u8>, Vec<Place>) {
+    let (end, mut places) = lay_out(sources);
     let mut bytes = vec![0u8; end];
     let mut jobs = jobs(sources, &places, &mut bytes);
     let threads = thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len().max(1));

@@ -27,13 +27,18 @@ pub struct CardLimits {
     pub f32: f64,
 }
 
-/// Measures card `ordinal`; takes a second and 2 GiB.
-pub fn limits(ordinal: usize, kernel_cache: Option<PathBuf>) -> Result<CardLimits> {
+/// Measures card `ordinal` with kernels of these folders ([`super::CudaSettings`]); takes a second and 2 GiB.
+pub fn limits(ordinal: usize, kernel_cache: Option<PathBuf>, kernels: Option<PathBuf>) -> Result<CardLimits> {
     let driver: Arc<dyn Driver> = Card::open(ordinal)?;
-    let mut kernels = Kernels::new(driver.clone(), kernel_cache);
+    let mut kernels = Kernels::new(driver.clone(), kernel_cache).shipped(kernels);
+    measure(&driver, &mut kernels)
+}
+
+/// The measurement.
+pub(super) fn measure(driver: &Arc<dyn Driver>, kernels: &mut Kernels) -> Result<CardLimits> {
     let (from, to) = (
-        DeviceMemory::zeros(&driver, "probe", COPY_BYTES)?,
-        DeviceMemory::zeros(&driver, "probe", COPY_BYTES)?,
+        DeviceMemory::zeros(driver, "probe", COPY_BYTES)?,
+        DeviceMemory::zeros(driver, "probe", COPY_BYTES)?,
     );
     let blocks = 8 * driver.facts().processors;
     let mut seconds = |name, block: u32, args: Args| {

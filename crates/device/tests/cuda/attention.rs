@@ -4,7 +4,7 @@ use device::{AttentionShape, Buffer, Device, KvForm, KvPool, KvShape, PAGE_TOKEN
 
 use crate::{KINDS, Kind, Noise, Pair, ROWS, filled, read, step, time, tree, window};
 
-const FAMILY: AttentionShape = AttentionShape { heads: 16, kv_heads: 2, head_dim: 256 };
+pub(crate) const FAMILY: AttentionShape = AttentionShape { heads: 16, kv_heads: 2, head_dim: 256 };
 const SHAPES: [AttentionShape; 6] = [
     FAMILY,
     AttentionShape { heads: 8, kv_heads: 2, head_dim: 32 },
@@ -16,7 +16,7 @@ const SHAPES: [AttentionShape; 6] = [
 const FORMS: [KvForm; 2] = [KvForm::Int8, KvForm::Int16];
 
 /// One layer over one pool.
-struct Layer {
+pub(crate) struct Layer {
     shape: AttentionShape,
     pool: KvPool,
     /// q, k, v, out.
@@ -24,7 +24,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(
+    pub(crate) fn new(
         device: &mut dyn Device,
         shape: AttentionShape,
         form: KvForm,
@@ -39,12 +39,17 @@ impl Layer {
     }
 
     /// q, k and v of `rows` rows.
-    fn inputs(&self, noise: &mut Noise, kind: Kind, rows: usize) -> [Vec<f64>; 3] {
+    pub(crate) fn inputs(&self, noise: &mut Noise, kind: Kind, rows: usize) -> [Vec<f64>; 3] {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         [heads, kv_heads, kv_heads].map(|heads| kind.values(noise, rows, heads * head_dim))
     }
 
-    fn run(&self, device: &mut dyn Device, windows: Vec<Window>, inputs: &[Vec<f64>; 3]) -> Vec<f32> {
+    pub(crate) fn run(
+        &self,
+        device: &mut dyn Device,
+        windows: Vec<Window>,
+        inputs: &[Vec<f64>; 3],
+    ) -> Vec<f32> {
         let [q, k, v, out] = self.buffers;
         device.begin(&step(windows)).unwrap();
         for (buffer, values) in [q, k, v].into_iter().zip(inputs) {

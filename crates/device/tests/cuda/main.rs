@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod attention;
+mod cards;
 mod delta_net;
 mod draw;
 mod exact;
@@ -16,6 +17,7 @@ mod vision;
 use std::time::Instant;
 
 use device::cpu::{Cpu, CpuSettings, Isa};
+use device::cuda::rehearsal::CARD_KINDS;
 use device::cuda::{Cuda, CudaSettings};
 use device::{Buffer, Device, PAGE_TOKENS, Row, Step, Window};
 
@@ -35,8 +37,17 @@ pub(crate) fn cuda() -> Cuda {
 
 /// The first card, with or without matrix instructions of half precision.
 pub(crate) fn open(plain_sums: bool) -> Cuda {
+    open_with(CudaSettings { plain_sums, ..CudaSettings::of(0) })
+}
+
+/// The first card, taken for one of the last kind: few multiprocessors, little shared memory.
+pub(crate) fn small_card() -> Cuda {
+    open_with(CudaSettings { like: CARD_KINDS.last().copied(), ..CudaSettings::of(0) })
+}
+
+fn open_with(settings: CudaSettings) -> Cuda {
     let kernel_cache = Some(std::env::temp_dir().join("clary-test-kernels"));
-    Cuda::open(CudaSettings { ordinal: 0, kernel_cache, kernels: None, graphs: true, plain_sums }).unwrap()
+    Cuda::open(CudaSettings { kernel_cache, ..settings }).unwrap()
 }
 
 /// A small generator of test values; every use names its seed.

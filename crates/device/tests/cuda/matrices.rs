@@ -144,7 +144,7 @@ pub(crate) fn check(matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     check_on(cuda(), matrices, counts, seed)
 }
 
-fn check_on(card: Cuda, matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
+pub(crate) fn check_on(card: Cuda, matrices: &[Matrix], counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
     check_rows(card, matrices, counts, activations(&mut Random(seed), most, matrices[0].cols()))
 }
@@ -179,7 +179,13 @@ fn check_rows(card: Cuda, matrices: &[Matrix], counts: &[usize], x: Vec<f64>) ->
 }
 
 /// Six matrices that together have every width; group length, zero and scales vary with `turn`.
-fn six(random: &mut Random, outputs: usize, cols: usize, groups: &[usize], turn: usize) -> Vec<Matrix> {
+pub(crate) fn six(
+    random: &mut Random,
+    outputs: usize,
+    cols: usize,
+    groups: &[usize],
+    turn: usize,
+) -> Vec<Matrix> {
     let make = |(at, bits): (usize, u8)| {
         let group = groups[(at + turn) % groups.len()];
         let zero = if (at + turn).is_multiple_of(2) { Zero::Affine } else { Zero::Symmetric };

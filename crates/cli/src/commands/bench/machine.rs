@@ -24,8 +24,8 @@ impl Machine {
     pub(super) fn measure(device: &str, threads: usize) -> Result<Self> {
         let isa = Isa::detect();
         if let Some(ordinal) = device::card(device) {
-            let kernels = load::opening(CpuSettings { threads, isa }).kernel_cache;
-            let limits = cuda::probe::limits(ordinal, kernels)?;
+            let opening = load::opening(CpuSettings { threads, isa });
+            let limits = cuda::probe::limits(ordinal, opening.kernel_cache, opening.kernels)?;
             return Ok(Self { threads, read: limits.copy, dot16: limits.half, f32: limits.f32 });
         }
         Ok(Self {

@@ -111,7 +111,7 @@ fn synth() -> Synth {
 }
 
 fn sign(synth: &Synth, name: &str, cpu: CpuSettings) -> Result<Signature> {
-    let device: std::result::Result<Box<dyn Device>, DeviceError> = device::open(name, cpu);
+    let device: std::result::Result<Box<dyn Device>, DeviceError> = device::open(name, load::opening(cpu));
     let sizes = Sizes { slots: 3, snapshots: 2, ..Sizes::for_text(TOKENS) };
     let mut model = open(synth, device?, sizes.settings(KvForm::Int8), &mut |_, _| {})?;
     let vocabulary = model::Model::spec(&model).vocabulary;

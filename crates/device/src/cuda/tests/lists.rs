@@ -2,7 +2,9 @@
 
 use quant::{Dtype, Encoding, Matrix, Scheme, Zero};
 
-use super::{Event, device};
+use super::super::Cuda;
+use super::super::standin::{Event, StandIn};
+use super::device;
 use crate::{Buffer, Device, Row, Step, VectorRef, Window};
 
 /// A grouped matrix of zeros.
@@ -40,7 +42,7 @@ fn small(device: &mut dyn Device) -> Small {
 }
 
 /// A step of a norm with `rows` rows after `start` others, and what was run for it.
-fn run(device: &mut super::Cuda, stub: &super::Stub, of: &Small, rows: usize, start: usize) -> Vec<String> {
+fn run(device: &mut Cuda, stub: &StandIn, of: &Small, rows: usize, start: usize) -> Vec<String> {
     device.begin(&step(rows, start)).expect("fits");
     device.norm(of.x, rows, of.weight, 1e-6, of.y).expect("fits");
     device.gather(of.x, &[start % 7], of.y).expect("fits");
