@@ -2,7 +2,7 @@
 //!
 //! A file is compiled once for each set of constants. The key of a cached image is a hash of everything that
 //! decides its bytes: text, headers, options, architecture, compiler version. A folder of images that were compiled
-//! before ([`ship`]) is looked at first; its keys leave the version out, for where it is used there may be no compiler.
+//! before ([`super::ship`]) is looked at first; its keys leave the version out, for where it is used there may be no compiler.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -33,7 +33,7 @@ const OPTIONS: [&str; 8] = [
     "--ptxas-options=-v",
 ];
 
-fn failed(message: String) -> DeviceError {
+pub(super) fn failed(message: String) -> DeviceError {
     DeviceError::Failed { stage: "compile kernels", message }
 }
 
@@ -65,6 +65,7 @@ pub(super) struct Compiled {
 
 /// Compiles one kernel file for an architecture.
 pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Result<Compiled> {
+    nvrtc_version().map_err(failed)?;
     let text = source(file)?;
     let constant = |name: &str| CString::new(name).map_err(|_| failed(format!("{name:?} holds a zero byte")));
     let (text, name) = (constant(text)?, constant(file)?);
@@ -176,7 +177,7 @@ impl Kernels {
         Self { driver, shipped: None, cache, compiler, plain_sums: false, modules, functions }
     }
 
-    /// Looks for images in a folder that [`ship`] filled before it compiles any.
+    /// Looks for images in a folder that [`super::ship`] filled before it compiles any.
     pub(super) fn shipped(self, shipped: Option<PathBuf>) -> Self {
         Self { shipped, ..self }
     }
@@ -198,7 +199,8 @@ impl Kernels {
             Some(&module) => module,
             None => {
                 let image = self.image(kernel.file, &kernel.defines)?;
-                let module = self.driver.load(&image)?;
+                let named = |error| failed(format!("{}: {error}", line(kernel.file, &kernel.defines)));
+                let module = self.driver.load(&image).map_err(named)?;
                 self.modules.insert(key, module);
                 module
             }
@@ -224,47 +226,36 @@ impl Kernels {
         {
             return Ok(image);
         }
+        self.compiled(file, defines, &arch).map_err(|error| match &self.shipped {
+            Some(folder) => {
+                let variant = line(file, defines);
+                failed(format!(
+                    "{variant} for {arch} is not among the kernels of {}: {error}",
+                    folder.display()
+                ))
+            }
+            None => error,
+        })
+    }
+
+    /// From the cache, or compiled now.
+    fn compiled(&self, file: &str, defines: &[(&'static str, String)], arch: &str) -> Result<Vec<u8>> {
         let Some(folder) = &self.cache else {
-            return Ok((self.compiler)(file, defines, &arch)?.image);
+            return Ok((self.compiler)(file, defines, arch)?.image);
         };
         let version = nvrtc_version().map_err(failed)?;
-        let path = image_path(folder, &key(Some(version), file, defines, &arch)?);
+        let path = image_path(folder, &key(Some(version), file, defines, arch)?);
         if let Ok(image) = fs::read(&path) {
             return Ok(image);
         }
-        let image = (self.compiler)(file, defines, &arch)?.image;
+        let image = (self.compiler)(file, defines, arch)?.image;
         // The cache only saves time: a folder that cannot be written costs nothing else.
         let _ = keep(&path, &image).and_then(|()| note(folder, file, defines));
         Ok(image)
     }
 }
 
-/// Compiles the variants of a list, a line each as [`note`] writes them, for these architectures into a folder that
-/// [`Kernels::shipped`] reads. Says how many images there are.
-pub fn ship(list: &str, folder: &Path, archs: &[String]) -> Result<usize> {
-    let kept = |error: std::io::Error| failed(format!("{}: {error}", folder.display()));
-    let mut lines: Vec<&str> = list.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.sort_unstable();
-    lines.dedup();
-    for line in &lines {
-        let mut words = line.split_whitespace();
-        let file = words.next().unwrap_or_default();
-        let define =
-            |word: &'_ str| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let defines: Option<Vec<_>> = words.map(define).collect();
-        let Some(defines) = defines else {
-            return Err(failed(format!("{line:?}: a file and NAME=VALUE words are expected")));
-        };
-        let defines: Vec<_> = defines.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        for arch in archs {
-            let image = compile(file, &defines, arch)?.image;
-            keep(&image_path(folder, &key(None, file, &defines, arch)?), &image).map_err(kept)?;
-        }
-    }
-    Ok(lines.len() * archs.len())
-}
-
-/// Adds a variant to the list of those that were compiled for a cache, for [`ship`].
+/// Adds a variant to the list of those that were compiled for a cache, for [`super::ship`].
 fn note(folder: &Path, file: &str, defines: &[(&str, String)]) -> std::io::Result<()> {
     let mut list = fs::OpenOptions::new().create(true).append(true).open(folder.join(LIST))?;
     list.write_all(format!("{}\n", line(file, defines)).as_bytes())
@@ -276,12 +267,17 @@ pub(super) fn line(file: &str, defines: &[(&str, String)]) -> String {
     format!("{file}{constants}")
 }
 
-fn image_path(folder: &Path, key: &str) -> PathBuf {
+pub(super) fn image_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.cubin"))
 }
 
 /// Hash of all that decides an image's bytes; `version`: the compiler's, where it is known.
-fn key(version: Option<(i32, i32)>, file: &str, defines: &[(&str, String)], arch: &str) -> Result<String> {
+pub(super) fn key(
+    version: Option<(i32, i32)>,
+    file: &str,
+    defines: &[(&str, String)],
+    arch: &str,
+) -> Result<String> {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
         hash.update((text.len() as u64).to_le_bytes());
@@ -298,7 +294,7 @@ fn key(version: Option<(i32, i32)>, file: &str, defines: &[(&str, String)], arch
 }
 
 /// Writes beside the path, then renames, so that no reader sees half a file.
-fn keep(path: &Path, image: &[u8]) -> std::io::Result<()> {
+pub(super) fn keep(path: &Path, image: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let part = path.with_extension(format!("part{}", process::id()));
@@ -322,22 +318,24 @@ mod tests {
         keep(&path, b"image").expect("a folder for a test");
         let with = kernels(Some(folder.clone()));
         assert_eq!(with.image("linear.cu", &defines).expect("is there"), b"image");
-        assert!(with.image("linear.cu", &[]).is_err(), "another variant");
+        let error = with.image("linear.cu", &[]).expect_err("another variant").to_string();
+        assert!(
+            error.contains("linear.cu for sm_90a is not among") && error.contains("no compiler"),
+            "{error}"
+        );
         assert!(with.image("experts.cu", &defines).is_err(), "another file");
         assert!(kernels(None).image("linear.cu", &defines).is_err(), "no folder");
         fs::remove_dir_all(folder).expect("was made above");
     }
 
     #[test]
-    fn a_list_of_kernels_is_read_back_and_spoiled_ones_are_refused() {
+    fn compiled_variants_are_noted() {
         let folder = std::env::temp_dir().join(format!("clary-list-{}", process::id()));
         fs::create_dir_all(&folder).expect("a folder for a test");
         note(&folder, "linear.cu", &[("ROWS", "8".to_owned()), ("KINDS", "1".to_owned())]).expect("writes");
         note(&folder, "rows.cu", &[]).expect("writes");
         let list = fs::read_to_string(folder.join(LIST)).expect("written");
         assert_eq!(list, "linear.cu ROWS=8 KINDS=1\nrows.cu\n");
-        assert_eq!(ship(&list, &folder, &[]).expect("nothing to compile"), 0);
-        assert!(ship("linear.cu ROWS", &folder, &[]).is_err());
         fs::remove_dir_all(folder).expect("was made above");
     }
 }

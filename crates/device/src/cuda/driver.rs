@@ -122,8 +122,8 @@ pub(super) trait Driver: Send + Sync {
     fn function(&self, module: usize, name: &str) -> Result<Function>;
     /// Queues launches. `overlap`: where the card can, each starts its prologue before the one before it ends.
     fn launch(&self, launches: &[Prepared], overlap: bool) -> Result;
-    /// Records launches, overlapping ones, as a graph without running them.
-    fn record(&self, launches: &[Prepared]) -> Result<GraphExec>;
+    /// Records what [`Self::launch`] would queue as a graph, without running it.
+    fn record(&self, launches: &[Prepared], overlap: bool) -> Result<GraphExec>;
     fn launch_graph(&self, graph: GraphExec) -> Result;
     fn free_graph(&self, graph: GraphExec);
     /// Free and total bytes of device memory.
@@ -450,18 +450,21 @@ impl Driver for Card {
         self.queue_all(launches, overlap)
     }
 
-    fn record(&self, launches: &[Prepared]) -> Result<GraphExec> {
+    fn record(&self, launches: &[Prepared], overlap: bool) -> Result<GraphExec> {
         self.bind("graph")?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let (mut graph, mut exec) = (null_mut(), null_mut());
         // SAFETY: capture begins and ends on our stream; the graph is freed once its executable form exists.
         unsafe {
             check("graph", sys::cuStreamBeginCapture_v2(self.stream, mode))?;
-            let queued = self.queue_all(launches, true);
+            let queued = self.queue_all(launches, overlap);
             let ended = check("graph", sys::cuStreamEndCapture(self.stream, &mut graph));
-            queued.and(ended)?;
-            let made = check("graph", sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-            let _ = sys::cuGraphDestroy(graph);
+            let made = queued
+                .and(ended)
+                .and_then(|()| check("graph", sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0)));
+            if !graph.is_null() {
+                let _ = sys::cuGraphDestroy(graph);
+            }
             made?;
         }
         Ok(GraphExec(exec as usize))

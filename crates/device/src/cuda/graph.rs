@@ -11,7 +11,12 @@ use super::memory::StepShape;
 /// Most lists kept; the one used longest ago goes first.
 const LISTS_MAX: usize = 256;
 /// Steps of more rows run long enough that launches hide behind them; their lists are not recorded.
-const GRAPH_ROWS_MAX: usize = 64;
+const GRAPH_ROWS_MAX: usize = 512;
+/// Most graphs of steps with more rows than [`SHORT_ROWS_MAX`]: prompts have many lengths, of which few come again.
+const PROMPT_GRAPHS_MAX: usize = 32;
+/// Launches of steps up to this many rows overlap: blocks of the next kernel that wait for a long one to end would take its
+/// room.
+const SHORT_ROWS_MAX: usize = 64;
 
 /// What decides a list of launches.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -72,37 +77,42 @@ impl Lists {
     /// Runs the list of `key`, made by `make` if it is not there.
     pub(super) fn run(&mut self, key: Key, make: impl FnOnce(&Key) -> Result<Vec<Prepared>>) -> Result {
         self.clock += 1;
-        // Blocks of the next kernel that wait for a long one to end would take its room: only short ones overlap.
-        let is_short = key.shape.rows <= GRAPH_ROWS_MAX;
+        let (rows, overlap) = (key.shape.rows, key.shape.rows <= SHORT_ROWS_MAX);
         if key.commands.iter().any(Command::of_pictures) {
             // Not met again soon, and too many to keep beside those of steps.
-            return self.driver.launch(&make(&key)?, is_short);
+            return self.driver.launch(&make(&key)?, overlap);
         }
-        if !self.entries.contains_key(&key) {
+        let Some(entry) = self.entries.get_mut(&key) else {
             let launches = make(&key)?;
+            self.driver.launch(&launches, overlap)?;
             self.make_room();
-            let entry = Entry { launches, graph: None, used: 0 };
-            let entry = self.entries.entry(key).or_insert(entry);
-            return Self::run_entry(&self.driver, entry, self.clock, is_short, false);
+            self.entries.insert(key, Entry { launches, graph: None, used: self.clock });
+            return Ok(());
+        };
+        entry.used = self.clock;
+        if let Some(graph) = entry.graph {
+            return self.driver.launch_graph(graph);
         }
-        let entry = self.entries.get_mut(&key).expect("looked up above");
-        Self::run_entry(&self.driver, entry, self.clock, is_short, self.graphs)
+        if !self.graphs || rows > GRAPH_ROWS_MAX || entry.launches.is_empty() {
+            return self.driver.launch(&entry.launches, overlap);
+        }
+        let graph = self.driver.record(&entry.launches, overlap)?;
+        entry.graph = Some(graph);
+        self.driver.launch_graph(graph)?;
+        if !overlap {
+            self.forget_prompts();
+        }
+        Ok(())
     }
 
-    fn run_entry(
-        driver: &Arc<dyn Driver>,
-        entry: &mut Entry,
-        clock: u64,
-        is_short: bool,
-        record: bool,
-    ) -> Result {
-        entry.used = clock;
-        if record && is_short && entry.graph.is_none() && !entry.launches.is_empty() {
-            entry.graph = Some(driver.record(&entry.launches)?);
-        }
-        match entry.graph {
-            Some(graph) => driver.launch_graph(graph),
-            None => driver.launch(&entry.launches, is_short),
+    /// Frees the graphs of prompts beyond [`PROMPT_GRAPHS_MAX`], those used longest ago first. Their lists stay.
+    fn forget_prompts(&mut self) {
+        let of_prompts = self.entries.iter_mut().filter(|(key, _)| key.shape.rows > SHORT_ROWS_MAX);
+        let mut recorded: Vec<&mut Entry> =
+            of_prompts.map(|(_, entry)| entry).filter(|entry| entry.graph.is_some()).collect();
+        recorded.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.used));
+        for entry in recorded.into_iter().skip(PROMPT_GRAPHS_MAX) {
+            entry.graph.take().into_iter().for_each(|graph| self.driver.free_graph(graph));
         }
     }
 

@@ -31,6 +31,7 @@ pub mod rehearsal;
 mod rope;
 mod route;
 mod rows;
+mod ship;
 mod sources;
 mod standin;
 mod state;
@@ -41,8 +42,8 @@ mod warpgroup;
 
 pub use attention::{SPAN_BYTES_MAX, SPAN_TOKENS};
 pub use check::{ARCHS, KernelReport, compile_all};
-pub use compile::ship;
 pub use exact::inexact_sums;
+pub use ship::ship;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -105,6 +106,8 @@ pub struct Cuda {
     kept: Vec<Vec<usize>>,
     /// Pages of each K/V pool.
     pages: Vec<usize>,
+    /// Why a list did not run. What memory holds is not known from then on, so nothing runs any more.
+    lost: Option<String>,
 }
 
 /// Free and total bytes of a card's memory.
@@ -160,19 +163,26 @@ impl Cuda {
             draws: draw::Draws::default(),
             kept: Vec::new(),
             pages: Vec::new(),
+            lost: None,
             driver,
         })
     }
 
     /// Runs what was recorded since the last flush.
     fn flush(&mut self) -> Result {
-        if self.commands.is_empty() {
+        let commands = std::mem::take(&mut self.commands);
+        if let Some(fault) = &self.lost {
+            let message = format!("lost after a fault; load the model again. The fault was: {fault}");
+            return Err(DeviceError::Failed { stage: "device", message });
+        }
+        if commands.is_empty() {
             return Ok(());
         }
-        let commands = std::mem::take(&mut self.commands);
         let key = Key { commands, shape: self.shape };
         let result = self.send_upload().and_then(|()| self.run(key));
         self.upload.clear();
+        // Whoever is told now may be another than those whose rows were in the list.
+        self.lost = result.as_ref().err().map(DeviceError::to_string);
         result
     }
 

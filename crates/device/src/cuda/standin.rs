@@ -218,7 +218,7 @@ impl Driver for StandIn {
         Ok(())
     }
 
-    fn record(&self, launches: &[Prepared]) -> Result<GraphExec> {
+    fn record(&self, launches: &[Prepared], _overlap: bool) -> Result<GraphExec> {
         self.fault("graph")?;
         launches.iter().try_for_each(|launch| self.check(launch))?;
         let graph = {

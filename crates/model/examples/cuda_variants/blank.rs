@@ -8,7 +8,7 @@ use model::qwen3_5::{Config, Parts, inventory};
 use quant::{Bytes, Dtype, Encoding, Matrix, Scheme, Zero};
 use serde_json::Value;
 
-use crate::Result;
+use crate::subjects::Result;
 
 /// Forms in which checkpoints are stored (`docs/formats.md`), as they decide kernels.
 #[derive(Clone, Copy, Debug)]

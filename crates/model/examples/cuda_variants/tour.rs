@@ -7,7 +7,7 @@ use device::KvForm;
 use model::qwen3_5::{Qwen, Settings};
 use model::{DraftAsk, Draw, ImageRow, Logits, Model, Picture, Row, SlotId, SnapshotId, Window};
 
-use crate::Result;
+use crate::subjects::Result;
 
 /// Slots of the engine.
 const SLOTS: usize = 32;

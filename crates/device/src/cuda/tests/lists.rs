@@ -37,7 +37,7 @@ struct Small {
 }
 
 fn small(device: &mut dyn Device) -> Small {
-    let [x, y] = [(); 2].map(|()| device.buffer(128, 64).expect("fits"));
+    let [x, y] = [(); 2].map(|()| device.buffer(520, 64).expect("fits"));
     Small { x, y, weight: device.vector(&[1.0; 64]).expect("fits") }
 }
 
@@ -62,9 +62,29 @@ fn a_list_runs_then_is_recorded_then_replayed() {
     assert_eq!(run(&mut device, &stub, &of, 3, 7), ["norm_rows", "gather_rows"]);
     assert_eq!(run(&mut device, &stub, &of, 2, 600), ["norm_rows", "gather_rows"]);
     assert_eq!(run(&mut device, &stub, &of, 2, 8), ["Replayed(0)"]);
-    // A prompt's list is kept but not recorded.
+    // So are those of short prompts.
     assert_eq!(run(&mut device, &stub, &of, 100, 0), ["norm_rows", "gather_rows"]);
-    assert_eq!(run(&mut device, &stub, &of, 100, 0), ["norm_rows", "gather_rows"]);
+    assert_eq!(run(&mut device, &stub, &of, 100, 0), ["Recorded(1)", "Replayed(1)"]);
+    assert_eq!(run(&mut device, &stub, &of, 100, 3), ["Replayed(1)"]);
+    // A long prompt's list is kept but not recorded.
+    assert_eq!(run(&mut device, &stub, &of, 513, 0), ["norm_rows", "gather_rows"]);
+    assert_eq!(run(&mut device, &stub, &of, 513, 0), ["norm_rows", "gather_rows"]);
+}
+
+#[test]
+fn few_prompts_stay_recorded() {
+    let (mut device, stub) = device();
+    let of = small(&mut device);
+    for rows in [2].into_iter().chain(65..98) {
+        run(&mut device, &stub, &of, rows, 0);
+        let recorded = run(&mut device, &stub, &of, rows, 0);
+        // The 33rd prompt takes the graph of the first.
+        assert_eq!(recorded.contains(&"Freed(1)".to_owned()), rows == 97, "{rows}: {recorded:?}");
+    }
+    assert_eq!(run(&mut device, &stub, &of, 2, 0), ["Replayed(0)"]);
+    assert_eq!(run(&mut device, &stub, &of, 66, 0), ["Replayed(2)"]);
+    // Its list is still there, to be recorded again.
+    assert_eq!(run(&mut device, &stub, &of, 65, 0), ["Recorded(34)", "Replayed(34)", "Freed(3)"]);
 }
 
 #[test]

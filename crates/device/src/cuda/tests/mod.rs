@@ -1,5 +1,6 @@
 //! The host's half without a card, on a stand-in that keeps memory and writes down launches.
 
+mod faults;
 mod lists;
 mod tables;
 
@@ -10,8 +11,8 @@ use super::driver::{Driver, Facts};
 use super::standin::{StandIn, note_variant};
 use super::{Cuda, CudaSettings};
 
-/// A device over a stand-in.
-pub(super) fn device() -> (Cuda, Arc<StandIn>) {
+/// A card that keeps what is written.
+pub(super) fn stub() -> Arc<StandIn> {
     let facts = Facts {
         name: "stand-in".into(),
         arch: "sm_90a".into(),
@@ -20,7 +21,12 @@ pub(super) fn device() -> (Cuda, Arc<StandIn>) {
         memory: 1 << 30,
         shared_max: 227 << 10,
     };
-    let stub = Arc::new(StandIn::new(facts, true));
+    Arc::new(StandIn::new(facts, true))
+}
+
+/// A device over it.
+pub(super) fn device() -> (Cuda, Arc<StandIn>) {
+    let stub = stub();
     let driver: Arc<dyn Driver> = stub.clone();
     let kernels = Kernels::with(driver.clone(), None, note_variant);
     (Cuda::on(driver, kernels, CudaSettings::of(0)).expect("opens"), stub)

@@ -1,0 +1,63 @@
+//! Time that the host spends on a step for a card, of the published model of 35B in 4 bits: lowering, uploads, looking
+//! up lists, drawing, on a card that is not there (`device::cuda::rehearsal`).
+//!
+//! `cargo run --release -p model --example cuda_host`
+
+// One form of storage is measured, and windows of one kind.
+#[path = "cuda_variants/blank.rs"]
+#[allow(dead_code)]
+mod blank;
+#[path = "cuda_variants/subjects.rs"]
+#[allow(dead_code)]
+mod subjects;
+#[path = "cuda_variants/tour.rs"]
+#[allow(dead_code)]
+mod tour;
+
+use std::time::{Duration, Instant};
+
+use device::KvForm;
+use device::cuda::rehearsal::{CARD_KINDS, rehearse};
+use model::Model;
+use model::qwen3_5::open;
+
+use blank::Blank;
+use subjects::{MLX_4BIT, Result};
+use tour::{Tour, settings};
+
+const CONFIG: &str = include_str!("../../../configs/qwen3.6-35b-a3b/config.json");
+/// Steps of a measurement.
+const STEPS: usize = 2000;
+
+/// Median and 99 % of the times of steps with `streams` windows of `rows` rows.
+fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Result {
+    let mut times: Vec<Duration> = Vec::with_capacity(steps);
+    for at in 0..steps {
+        if at % 100 == 0 {
+            (0..streams).try_for_each(|slot| tour.clear(slot))?;
+        }
+        let windows: Vec<_> = (0..streams).map(|slot| tour.window(slot, rows)).collect();
+        let before = Instant::now();
+        tour.step(&windows)?;
+        times.push(before.elapsed());
+    }
+    times.sort_unstable();
+    let (median, most) = (times[steps / 2], times[steps * 99 / 100]);
+    println!("{streams:3} streams of {rows:4} rows: median {median:?}, 99 % {most:?} of {steps} steps");
+    Ok(())
+}
+
+fn main() -> Result {
+    let source = Blank::new(serde_json::from_str(CONFIG)?, MLX_4BIT)?;
+    for mtp in [false, true] {
+        let (device, _) = rehearse(&CARD_KINDS[0])?;
+        let settings = model::qwen3_5::Settings { mtp, ..settings(KvForm::Int8, usize::MAX) };
+        let mut model = open(&source, device, settings, &mut |_, _| {})?;
+        println!("MTP layer {}", if model.spec().has_mtp { "loaded" } else { "left out" });
+        let mut tour = Tour::new(&mut model);
+        for (streams, rows, steps) in [(1, 1, STEPS), (4, 1, STEPS), (32, 1, STEPS), (1, 128, 100)] {
+            measure(&mut tour, streams, rows, steps)?;
+        }
+    }
+    Ok(())
+}
