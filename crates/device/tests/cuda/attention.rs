@@ -173,8 +173,13 @@ fn attention_over_very_many_spans() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_lives_of_pages() {
+    lives_of_pages(0..24, 8);
+}
+
+/// A life of each seed, of so many steps.
+pub(crate) fn lives_of_pages(seeds: std::ops::Range<usize>, steps: usize) {
     let mut pair = Pair::new();
-    for seed in 0..24 {
+    for seed in seeds {
         let (shape, form) = (SHAPES[seed % SHAPES.len()], FORMS[seed / 6 % 2]);
         pair.same(&format!("lives {seed} of {shape:?} {form:?}"), |device| {
             let mut noise = Noise::new(seed as u64 + 70);
@@ -192,7 +197,7 @@ fn random_lives_of_pages() {
                 device.kv_import(layer.pool, page, &bytes).unwrap();
             }
             let mut found = Vec::new();
-            for _ in 0..8 {
+            for _ in 0..steps {
                 let mut windows = Vec::new();
                 let mut first = 0;
                 for (place, start) in starts.iter().enumerate() {

@@ -6,7 +6,7 @@ use crate::{KINDS, Kind, Noise, Pair, ROWS, read, step, time, tree, window};
 
 const FAMILY: DeltaShape =
     DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_taps: 4 };
-const SHAPES: [DeltaShape; 5] = [
+pub(crate) const SHAPES: [DeltaShape; 5] = [
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, conv_taps: 4 },
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 16, conv_taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 21, value_dim: 40, conv_taps: 3 },
@@ -15,7 +15,7 @@ const SHAPES: [DeltaShape; 5] = [
 ];
 
 /// One layer's constants, pool and buffers.
-struct Layer {
+pub(crate) struct Layer {
     shape: DeltaShape,
     pool: StatePool,
     taps: VectorRef,
@@ -29,7 +29,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(device: &mut dyn Device, shape: DeltaShape, places: usize, rows_max: usize) -> Self {
+    pub(crate) fn new(device: &mut dyn Device, shape: DeltaShape, places: usize, rows_max: usize) -> Self {
         let mut noise = Noise::new(11);
         let (c, heads) = (shape.channels(), shape.value_heads);
         let taps = device.vector(&noise.values(c * shape.conv_taps)).unwrap();
@@ -45,12 +45,12 @@ impl Layer {
     }
 
     /// With the gated norm, which short windows do in the same launch.
-    fn normed(self) -> Self {
+    pub(crate) fn normed(self) -> Self {
         Self { normed: true, ..self }
     }
 
     /// Inputs of `rows` rows: x, a, b, z.
-    fn inputs(&self, noise: &mut Noise, kind: Kind, rows: usize) -> [Vec<f64>; 4] {
+    pub(crate) fn inputs(&self, noise: &mut Noise, kind: Kind, rows: usize) -> [Vec<f64>; 4] {
         let heads = self.shape.value_heads;
         [self.shape.channels(), heads, heads, heads * self.shape.value_dim]
             .map(|width| kind.values(noise, rows, width))
@@ -65,7 +65,12 @@ impl Layer {
         }
     }
 
-    fn run(&self, device: &mut dyn Device, windows: Vec<Window>, inputs: &[Vec<f64>; 4]) -> Vec<f32> {
+    pub(crate) fn run(
+        &self,
+        device: &mut dyn Device,
+        windows: Vec<Window>,
+        inputs: &[Vec<f64>; 4],
+    ) -> Vec<f32> {
         let [x, mixed, a, b, out, z] = self.buffers;
         let rows = inputs[1].len() / self.shape.value_heads;
         device.begin(&step(windows)).unwrap();
@@ -78,7 +83,7 @@ impl Layer {
         found
     }
 
-    fn states(&self, device: &mut dyn Device, places: u32) -> Vec<f32> {
+    pub(crate) fn states(&self, device: &mut dyn Device, places: u32) -> Vec<f32> {
         let all = (0..places).map(|place| device.state_read(self.pool, place).unwrap());
         all.flat_map(|state| values(&state)).collect()
     }

@@ -60,14 +60,19 @@ fn any(noise: &mut Noise, row: usize, width: usize) -> Draw {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn draws() {
+    draws_of(&[64, 4096, 8191, 151_936, 248_320], 40);
+}
+
+/// So many draws of rows of these widths, alone and together.
+pub(crate) fn draws_of(widths: &[usize], count: usize) {
     let mut pair = Pair::new();
-    for (at, width) in [64, 4096, 8191, 151_936, 248_320].into_iter().enumerate() {
+    for (at, &width) in widths.iter().enumerate() {
         for kind in [Kind::Random, Kind::Tied, Kind::Zero, Kind::Huge, Kind::Spread, Kind::Faulty] {
             let mut noise = Noise::new(at as u64 * 10 + kind as u64);
             let rows = 4;
             let scale = if kind == Kind::Random { 4.0 } else { 1.0 };
             let logits: Vec<f64> = kind.values(&mut noise, rows, width).iter().map(|x| x * scale).collect();
-            let draws: Vec<Draw> = (0..40).map(|i| any(&mut noise, i % rows, width)).collect();
+            let draws: Vec<Draw> = (0..count).map(|i| any(&mut noise, i % rows, width)).collect();
             let mut lists: Vec<Vec<Draw>> = draws.iter().map(|draw| vec![draw.clone()]).collect();
             lists.push(draws);
             let (mut cpu, mut cuda) = (Vec::new(), Vec::new());

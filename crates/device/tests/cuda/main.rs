@@ -12,6 +12,7 @@ mod forms;
 mod layers;
 mod matrices;
 mod rows;
+mod sanitized;
 mod vision;
 
 use std::time::Instant;

@@ -321,7 +321,7 @@ impl Layer {
 }
 
 /// Routed experts of both devices over the same router logits.
-fn check_experts(layer: &Layer, k: usize, counts: &[usize], seed: u64) -> usize {
+pub(crate) fn check_experts(layer: &Layer, k: usize, counts: &[usize], seed: u64) -> usize {
     let most = *counts.iter().max().unwrap();
     let x = activations(&mut Random(seed), most, layer.gate[0].cols());
     check_expert_rows(layer, k, counts, seed, x)
