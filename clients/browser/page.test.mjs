@@ -312,6 +312,36 @@ describe('what is shown', () => {
       { viewport: { width: 390, height: 760 }, reducedMotion: 'reduce' },
     ));
 
+  test('a wide table and a long reply on a telephone', () =>
+    onPage(
+      async (page) => {
+        await ready(page);
+        const table = '| method | stable | complexity | remark |\n|---|:-:|--:|---|\n';
+        const row = '| `select_nth_unstable` | no | O(n) | pattern-defeating, and a partition only |\n';
+        await say(page, `${table}${row.repeat(30)}`);
+        await chat(page, 'Show me a table.');
+        const pieces = await page.locator('.reply th').evaluateAll((heads) =>
+          heads.map((head) => {
+            const range = document.createRange();
+            range.selectNodeContents(head);
+            return range.getClientRects().length;
+          }),
+        );
+        assert.deepEqual(pieces, [1, 1, 1, 1], 'words are not cut');
+        assert.equal(await page.evaluate(() => document.documentElement.scrollWidth > innerWidth), false);
+        await page.locator('.thread').evaluate((thread) => thread.scrollTo(0, 0));
+        const end = page.getByLabel('Go to the end');
+        await end.waitFor();
+        const button = await end.boundingBox();
+        const composer = await page.locator('.composer').boundingBox();
+        assert.ok(button.y + button.height <= composer.y, 'the way to the end is not hidden');
+        await page.screenshot({ path: `${SHOTS}/table.png` });
+        await end.click();
+        await end.waitFor({ state: 'hidden' });
+      },
+      { viewport: { width: 390, height: 760 }, reducedMotion: 'reduce' },
+    ));
+
   test('the whole page can be reached by Tab, and everything has a name', () =>
     onPage(async (page) => {
       await ready(page);
