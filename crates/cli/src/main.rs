@@ -96,7 +96,7 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
 }
 
 /// Options that `docs/api.md` names and this version does not have. A similar option would be a wrong tip.
-const LATER: [&str; 2] = ["--cache-device", "--late-system"];
+const LATER: [&str; 1] = ["--cache-device"];
 /// Commands and evaluations of the same kind.
 const LATER_COMMANDS: [&str; 8] = ["quantize", "kl", "ppl", "tools", "struct", "if", "math", "speed"];
 

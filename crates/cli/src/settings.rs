@@ -3,16 +3,48 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use clap::{Args, ValueEnum};
 use engine::{DRAFT_MAX, DraftPolicy, Drafting, Sampling};
 use serde_json::{Map, Value};
 use server::Options;
-use text::GenerationDefaults;
+use text::{GenerationDefaults, LateSystem};
 
 use crate::args::{Draft, ModelArgs, OnOff, SamplingArgs};
 use crate::error::{Failure, Result};
 
 /// Variables that `--template-kwargs` may set (`docs/api.md` 3.1).
 const KWARGS: [&str; 3] = ["enable_thinking", "preserve_thinking", "add_vision_id"];
+
+/// `--late-system`.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct LateSystemArg {
+    /// A system or developer message that does not lead: user makes it a user turn that begins with
+    /// [system], merge joins it to the first system message, reject answers 400
+    #[arg(long, value_enum, default_value_t = Late::User, env = "CLARY_LATE_SYSTEM")]
+    pub(crate) late_system: Late,
+}
+
+/// Values of `--late-system`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Late {
+    /// A user turn in its place.
+    User,
+    /// Joined to the first.
+    Merge,
+    /// An error.
+    Reject,
+}
+
+impl LateSystemArg {
+    /// The rule it stands for.
+    pub(crate) fn rule(self) -> LateSystem {
+        match self.late_system {
+            Late::User => LateSystem::UserTurn,
+            Late::Merge => LateSystem::Merge,
+            Late::Reject => LateSystem::Reject,
+        }
+    }
+}
 
 /// How a reply begins: whether it thinks, and the template's variables.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,6 +3,7 @@
 //! After this step: at most one system turn and it comes first, roles are the template's four, reasoning
 //! stands in its own field, tool results follow the order of their calls.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Note, RequestError};
@@ -12,10 +13,12 @@ use crate::message::{Content, Image, Message, Part, Role, ToolCall};
 pub const LATE_SYSTEM_MARK: &str = "[system] ";
 
 /// What becomes of a system message that does not lead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LateSystem {
     /// A user turn in its place, beginning with [`LATE_SYSTEM_MARK`].
     #[default]
+    #[serde(rename = "user")]
     UserTurn,
     /// Joined to the first system turn.
     Merge,

@@ -208,6 +208,14 @@ fn parse_part(part: &Value, role: Role, path: &str) -> Result<Part, RequestError
             }
             parse_image(object, path).map(Part::Image)
         }
+        Some("file" | "input_file") => {
+            let detail = "files are not read; send their text as a text part, or pages as pictures";
+            Err(RequestError::unsupported(path, detail))
+        }
+        Some("input_audio" | "audio_url") => {
+            let detail = "this family of models does not hear; send what is said as a text part";
+            Err(RequestError::unsupported(path, detail))
+        }
         _ => {
             let supported = "text, image_url, input_text, input_image or refusal";
             Err(expected(format!("{path}.type"), supported, object.get("type").unwrap_or(&Value::Null)))

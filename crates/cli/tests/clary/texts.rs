@@ -21,6 +21,15 @@ fn a_prompt_its_tokens_and_the_built_in_chats() {
         "chat_template_kwargs": {"enable_thinking": false}});
     let ran = clary_with(&["template", &demo, "-"], &request.to_string()).code(0).out_has("Be terse.");
     assert!(ran.out.contains("look_up") && ran.err.contains("no reasoning"), "{ran:?}");
+    let late =
+        json!([{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be terse."}]).to_string();
+    clary_with(&["template", &demo, "-"], &late).code(0).out_has("[system] Be terse.");
+    let merged = clary_with(&["template", &demo, "-", "--late-system", "merge"], &late).code(0);
+    assert!(merged.out.starts_with("<|im_start|>system\nBe terse."), "{merged:?}");
+    merged.err_has("system_merged messages[1]");
+    clary_with(&["template", &demo, "-", "--late-system", "reject"], &late)
+        .code(2)
+        .err_has("messages[1].role");
     clary_with(&["template", &demo, "-"], "{").code(2).err_has("-: ");
     clary_with(&["template", &demo, "-"], "{}").code(2).err_has("messages");
     clary_with(&["template", &demo, "-"], r#"[{"role": "robot"}]"#).code(2).err_has("messages[0].role");

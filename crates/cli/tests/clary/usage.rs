@@ -105,7 +105,6 @@ fn hints_are_about_the_command() {
 fn planned_commands_are_no_misspellings() {
     clary(&["quantize", "a", "b"]).code(2).err_has("this version has no quantize");
     clary(&["eval", "kl", "m"]).code(2).err_has("this version has no kl").err_has("`clary help eval`");
-    clary(&["serve", "m", "--late-system"]).code(2).err_has("this version has no --late-system");
 }
 
 /// Of the environment and of the file, all at once, each where it is.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use text::LateSystem;
 
 use super::receipt::Receipt;
 use super::state::now_seconds;
@@ -55,6 +56,9 @@ pub struct ServerSettings {
     pub thinking: bool,
     /// Variables for the chat template.
     pub template_kwargs: Map<String, Value>,
+    /// What becomes of a system message that does not lead.
+    #[serde(default)]
+    pub late_system: LateSystem,
 }
 
 /// Writes bundles into a folder.

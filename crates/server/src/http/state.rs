@@ -105,7 +105,8 @@ impl App {
             preparing: Semaphore::new(settings.limits.preparing),
             recorder: settings.record.clone().map(|dir| {
                 let (thinking, template_kwargs) = (settings.thinking, settings.template_kwargs.clone());
-                Arc::new(Recorder::new(dir, ServerSettings { thinking, template_kwargs }))
+                let late_system = settings.late_system;
+                Arc::new(Recorder::new(dir, ServerSettings { thinking, template_kwargs, late_system }))
             }),
             id,
             settings,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use engine::fake::FakeDrafts;
 use engine::{Allowed, Mask};
 use serde_json::{Value, json};
-use server::http::{ApiError, Code, Compiled, Grammar, Wish, Wishes};
-use text::Tokenizer;
+use server::http::{ApiError, Code, Compiled, Grammar, Typed, Wish, Wishes};
+use text::{LateSystem, Tokenizer};
 
-use crate::support::{Server, Setup};
+use crate::support::{MODEL, Server, Setup};
 
 fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
@@ -417,6 +417,42 @@ async fn histories_of_many_clients() {
     let dry = ask(prefill).await;
     assert_eq!(dry["thinking"], false);
     assert_eq!(dry["notes"][0]["code"], "thinking_off_for_prefill");
+}
+
+/// `--late-system`: a late system message is joined to the first one, or refused, in every dialect alike.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_system_messages_are_merged_or_refused() {
+    let with = |late_system| {
+        Server::with(Setup { typed: Typed { late_system, ..Typed::default() }, ..Setup::default() })
+    };
+    let late = json!([{"role": "system", "content": "first"}, {"role": "user", "content": "u"},
+        {"role": "system", "content": "second"}]);
+    let shown = |late: &Value| json!({"messages": late, "dry_run": true, "clary": {"prompt": true}});
+    let merging = with(LateSystem::Merge);
+    let dry = merging.chat(shown(&late)).await.ok();
+    let prompt = dry["prompt"].as_str().unwrap();
+    assert!(prompt.contains("<|im_start|>system\nfirst\n\nsecond<|im_end|>"), "{prompt}");
+    assert!(!prompt.contains("[system]"), "{prompt}");
+    assert_eq!(dry["notes"], json!([{"code": "system_merged", "path": "messages[2]"}]));
+    let noted = json!({"notes": true});
+    let reply = merging.chat(json!({"messages": late, "clary": noted, "max_tokens": 1})).await.ok();
+    assert_eq!(reply["clary"]["notes"], dry["notes"]);
+    let item = json!({"role": "developer", "content": "second"});
+    let input = json!([{"role": "user", "content": "u"}, item]);
+    let response = json!({"model": MODEL, "instructions": "first", "input": input, "max_output_tokens": 1,
+        "clary": noted});
+    let response = merging.post("/v1/responses", &response).await.ok();
+    assert_eq!(response["clary"]["notes"], json!([{"code": "system_merged", "path": "input[1]"}]));
+    let body = json!({"model": MODEL, "max_tokens": 1, "messages": late, "clary": noted});
+    let message = merging.post("/v1/messages", &body).await.ok();
+    assert_eq!(message["clary"]["notes"], dry["notes"]);
+
+    let rejecting = with(LateSystem::Reject);
+    let refused = rejecting.chat(shown(&late)).await.error();
+    assert_eq!(refused, (400, "invalid_value".into(), Some("messages[2].role".into())));
+    assert_eq!(rejecting.post("/v1/messages", &body).await.status, 400);
+    let leading = json!([{"role": "system", "content": "a"}, {"role": "user", "content": "u"}]);
+    assert_eq!(rejecting.chat(shown(&leading)).await.ok()["notes"], json!([]));
 }
 
 /// At the budget the reasoning is closed and the answer begins.

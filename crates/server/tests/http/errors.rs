@@ -94,6 +94,7 @@ async fn chat_fields_out_of_range() {
     for (fields, param) in invalid {
         check(&server, fields, 400, "invalid_value", param).await;
     }
+    let part = |part: Value| json!({"messages": user(json!([{"type": "text", "text": "a"}, part]))});
     let unsupported = [
         (json!({"functions": []}), "functions"),
         (json!({"function_call": "auto"}), "function_call"),
@@ -110,6 +111,8 @@ async fn chat_fields_out_of_range() {
                 {"url": "data:image/png;base64,AA"}}]))}),
             "messages[0].content[0]",
         ),
+        (part(json!({"type": "file", "file": {"file_id": "f"}})), "messages[0].content[1]"),
+        (part(json!({"type": "input_audio", "input_audio": {"data": "AA"}})), "messages[0].content[1]"),
     ];
     for (fields, param) in unsupported {
         check(&server, fields, 400, "unsupported_parameter", param).await;

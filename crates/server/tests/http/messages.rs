@@ -166,6 +166,93 @@ async fn histories_are_understood() {
     assert_eq!(input.as_u64().unwrap() + cached.as_u64().unwrap(), count["input_tokens"].as_u64().unwrap());
 }
 
+/// What Anthropic's own clients may put into a turn, and what becomes of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_and_foreign_blocks() {
+    let server = Server::new();
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let document = |source: Value| json!({"type": "document", "title": "Report", "source": source});
+    let plain = document(json!({"type": "text", "media_type": "text/plain", "data": "DOC"}));
+    let parts = document(json!({"type": "content", "content": [text("one"), text("two")]}));
+    let search = json!({"type": "search_result", "source": "https://a.example", "title": "Found",
+        "content": [text("hit")], "citations": {"enabled": true}});
+    let result = json!({"type": "tool_result", "tool_use_id": "u", "is_error": true,
+        "content": [plain, {"type": "tool_reference", "tool_name": "g"}]});
+    let foreign = |kind: &str| json!({"type": kind, "id": "s"});
+    let messages = json!([
+        {"role": "user", "content": [text("Read:"), plain, parts, search, text("Well?")]},
+        {"role": "assistant", "content": [foreign("redacted_thinking"), foreign("server_tool_use"),
+            foreign("web_search_tool_result"), foreign("mcp_tool_use"), foreign("mcp_tool_result"),
+            text("b"), {"type": "tool_use", "id": "u", "name": "f", "input": {}}]},
+        {"role": "user", "content": [result]}
+    ]);
+    let shown = async |messages: &Value| {
+        let fields =
+            json!({"messages": messages, "max_tokens": 1, "clary": {"notes": true, "receipt": true}});
+        let reply = ask(&server, fields).await.ok();
+        let prompt = reply["clary"]["receipt"]["prompt"].clone();
+        (prompt, reply["clary"]["notes"].clone())
+    };
+    let note = |code: &str, path: &str| json!({"code": code, "path": path});
+    let (prompt, notes) = shown(&messages).await;
+    let mut wanted = vec![note("citations_not_made", "messages[0].content[3].citations")];
+    wanted.extend((0..5).map(|at| note("block_skipped", &format!("messages[1].content[{at}]"))));
+    wanted.push(note("is_error_not_shown", "messages[2].content[0].is_error"));
+    assert_eq!(notes, json!(wanted));
+    let same = json!([
+        {"role": "user", "content": "Read:\n\nReport\n\nDOC\n\nReport\n\none\n\ntwo\n\n\
+            Found\nhttps://a.example\n\nhit\n\nWell?"},
+        {"role": "assistant", "content": [text("b"),
+            {"type": "tool_use", "id": "u", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u",
+            "content": "Report\n\nDOC\n\ng"}]}
+    ]);
+    assert_eq!(shown(&same).await.0, prompt, "blocks read as their text");
+
+    let pdf = json!({"type": "base64", "media_type": "application/pdf", "data": "AA"});
+    for (block, path, told) in [
+        (document(pdf), "messages[0].content[1].document", "PDF documents are not read; send the text"),
+        (
+            document(json!({"type": "url", "url": "https://a.example/x.pdf"})),
+            "messages[0].content[1].document",
+            "PDF",
+        ),
+        (
+            document(json!({"type": "file", "file_id": "f"})),
+            "messages[0].content[1].document",
+            "keeps no files",
+        ),
+        (json!({"type": "container_upload", "file_id": "f"}), "messages[0].content[1]", "keeps no files"),
+        (
+            json!({"type": "image", "source": {"type": "file"}}),
+            "messages[0].content[1].image.source",
+            "no files",
+        ),
+        (document(json!({"type": "tape"})), "messages[0].content[1].document.source.type", "not \"tape\""),
+        (document(json!({"type": "text"})), "messages[0].content[1].document.source.data", "not null"),
+        (
+            document(json!({"type": "content", "content": [{"type": "document"}]})),
+            "messages[0].content[1].document.source.content[0].type",
+            "not \"document\"",
+        ),
+        (json!({"type": "hologram"}), "messages[0].content[1].type", "not \"hologram\""),
+        // Behind a document of several parts the paths are still the client's.
+        (
+            document(json!({"type": "content", "content": [text("one"),
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}]})),
+            "messages[0].content[1].document.source.content[1].image",
+            "",
+        ),
+    ] {
+        let fields = json!({"messages": [{"role": "user", "content": [text("a"), block]}]});
+        let answer = ask(&server, fields).await;
+        let error = answer.json()["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert_eq!((answer.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+        assert!(message.starts_with(&format!("{path}: ")) && message.contains(told), "{path}: {message}");
+    }
+}
+
 /// T87: a changing first line of the system prompt is left out, so that the cache still hits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn billing_lines_are_left_out() {

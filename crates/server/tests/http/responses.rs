@@ -145,12 +145,29 @@ async fn items_become_a_history() {
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "one"}]},
         {"type": "compaction", "data": 1}
     ]);
+    let mut input = input;
+    let foreign = [
+        "file_search_call",
+        "web_search_call",
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "shell_call",
+        "apply_patch_call",
+    ];
+    input.as_array_mut().unwrap().extend(foreign.map(|kind| json!({"type": kind, "id": "x"})));
     let fields = json!({"input": input, "tools": tools(), "clary": {"notes": true}});
     let notes = ask(&server, fields).await.ok()["clary"]["notes"].clone();
-    assert!(
-        notes.as_array().unwrap().contains(&json!({"code": "item_skipped", "path": "input[8]"})),
-        "{notes}"
-    );
+    let skipped = |at: usize| json!({"code": "item_skipped", "path": format!("input[{at}]")});
+    for at in 8..9 + foreign.len() {
+        assert!(notes.as_array().unwrap().contains(&skipped(at)), "{at}: {notes}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,10 +182,17 @@ async fn refusals() {
         (json!({"input": null}), "missing_field", "input"),
         (json!({"input": [{"type": "function_call", "name": "f"}]}), "missing_field", "input[0].call_id"),
         (
-            json!({"input": [{"type": "item_reference"},
+            json!({"input": [{"type": "compaction"},
                 {"type": "function_call_output", "call_id": "z", "output": ""}]}),
             "invalid_value",
             "input[1].call_id",
+        ),
+        (json!({"input": [{"type": "item_reference", "id": "msg_1"}]}), "unsupported_parameter", "input[0]"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"},
+                {"type": "input_file", "file_id": "f"}]}]}),
+            "unsupported_parameter",
+            "input[0].content[1]",
         ),
         (
             json!({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),

@@ -23,7 +23,7 @@ use crate::args::{Ctx, Kv, MachineArgs, OnOff, ThreadsArg, ctx};
 use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
-use crate::settings::kwargs;
+use crate::settings::{LateSystemArg, kwargs};
 use crate::vision::VisionArgs;
 
 /// How to run a reply again. What is not given is as the receipt says.
@@ -62,6 +62,8 @@ pub(crate) struct VerifyArgs {
     /// The server's --template-kwargs
     #[arg(long, value_name = "JSON", alias = "default-chat-template-kwargs")]
     pub(crate) template_kwargs: Option<String>,
+    #[command(flatten)]
+    pub(crate) late_system: LateSystemArg,
 }
 
 /// `replay`.
@@ -97,6 +99,7 @@ pub(crate) fn verify(args: &VerifyArgs, output: &Output) -> Result {
     let words = Words {
         thinking: args.thinking.map(|thinking| thinking == OnOff::On),
         kwargs: kwargs(args.template_kwargs.as_deref().unwrap_or("{}"))?,
+        late_system: args.late_system.rule(),
     };
     if let Some(difference) = compare::before(receipt, args.again.kv) {
         return Err(differs(&difference, receipt, output)?);
@@ -116,7 +119,12 @@ pub(crate) fn replay(args: &ReplayArgs, output: &Output) -> Result {
     Interrupt::install()?;
     let bundle = files::bundle(&args.bundle)?;
     let receipt = &bundle.receipt;
-    let words = Words { thinking: Some(bundle.server.thinking), kwargs: bundle.server.template_kwargs };
+    let server = bundle.server;
+    let words = Words {
+        thinking: Some(server.thinking),
+        kwargs: server.template_kwargs,
+        late_system: server.late_system,
+    };
     if let Some(difference) = compare::before(receipt, args.again.kv) {
         return Err(differs(&difference, receipt, output)?);
     }

@@ -8,7 +8,7 @@ use server::http::{
     App, ModelInfo, Receipt, Rerun, RerunError, SamplingSource, Settings, SettingsError, Typed, rerun,
 };
 use server::{Session, TextSide};
-use text::{GrammarCompiler, Tokenizer};
+use text::{GrammarCompiler, LateSystem, Tokenizer};
 use tokio::runtime::Builder;
 
 use super::AgainArgs;
@@ -29,6 +29,8 @@ pub(crate) struct Words {
     pub(crate) thinking: Option<bool>,
     /// Variables for the chat template.
     pub(crate) kwargs: Map<String, Value>,
+    /// What becomes of a system message that does not lead.
+    pub(crate) late_system: LateSystem,
 }
 
 /// A server without a socket, for one request.
@@ -178,6 +180,7 @@ fn settings(receipt: &Receipt, words: Words) -> Result<Settings> {
         min_p: Some(sampling.min_p),
         thinking: words.thinking,
         template_kwargs: words.kwargs,
+        late_system: words.late_system,
         thinking_budget: sampling.thinking_budget.map_or(-1, |budget| budget as i64),
         close_reasoning: sampling.close_reasoning,
         drafting: Drafting { policy: DraftPolicy::Off, ..Drafting::default() },

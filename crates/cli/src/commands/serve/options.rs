@@ -13,7 +13,7 @@ use server::http::{SamplingSource, Settings, SettingsError, Typed};
 use super::LogFormat;
 use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
 use crate::error::{Failure, Result};
-use crate::settings::{self, Thinking};
+use crate::settings::{self, LateSystemArg, Thinking};
 use crate::vision::VisionArgs;
 
 /// Longest key file, bytes.
@@ -147,6 +147,8 @@ pub(crate) struct WordsArgs {
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     #[arg(value_parser = thinking_budget, env = "CLARY_THINKING_BUDGET")]
     pub(crate) thinking_budget: i64,
+    #[command(flatten)]
+    pub(crate) late_system: LateSystemArg,
     /// Do not let a reply end inside its reasoning: the model must close it first
     #[arg(long, value_parser = BoolishValueParser::new(), env = "CLARY_CLOSE_REASONING")]
     pub(crate) close_reasoning: bool,
@@ -314,6 +316,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<Settings> {
         template_kwargs: settings::kwargs(args.model.template_kwargs.as_deref().unwrap_or("{}"))?,
         thinking_budget: words.thinking_budget,
         close_reasoning: words.close_reasoning,
+        late_system: words.late_system.rule(),
         reasoning_both: words.reasoning_field == ReasoningField::Both,
         drafting: Drafting { policy: settings::policy(args.draft.draft), ..Drafting::default() },
         drain_timeout: args.work.drain_timeout,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use server::TextSide;
-use text::{IMAGE_PAD, Rendered, Specials};
+use text::{IMAGE_PAD, LateSystem, Rendered, Specials};
 
 use super::{failed, render};
 use crate::error::Result;
@@ -25,7 +25,7 @@ pub(super) fn lint(text: &TextSide, output: &Output) -> Result {
     // Control tokens of a chat whose texts spell some: as many as its twin has, whose texts spell none.
     let mut spelled = 0;
     for chat in &chats {
-        let rendered = render(text, request(chat), chat["thinking"].as_bool());
+        let rendered = render(text, request(chat), chat["thinking"].as_bool(), LateSystem::default());
         let result = rendered.map_err(|failure| failure.message).and_then(|rendered| {
             let found = controls(text, &rendered);
             let before = std::mem::replace(&mut spelled, found);

@@ -15,7 +15,7 @@ use crate::args::OnOff;
 use crate::error::{Exit, Failure, Result};
 use crate::origin::Origin;
 use crate::output::Output;
-use crate::settings;
+use crate::settings::{self, LateSystemArg};
 use crate::table::Table;
 
 /// `template`.
@@ -35,6 +35,8 @@ pub(crate) struct TemplateArgs {
     /// Whether the model thinks before it answers [default: on]
     #[arg(long, value_enum, env = "CLARY_THINKING")]
     pub(crate) thinking: Option<OnOff>,
+    #[command(flatten)]
+    pub(crate) late_system: LateSystemArg,
 }
 
 /// Largest chat, bytes: a request's body may be as long.
@@ -58,7 +60,7 @@ pub(crate) fn template(args: &TemplateArgs, output: &Output) -> Result {
         None => serde_json::from_str(QUESTION).expect("it is JSON"),
     };
     let thinking = args.thinking.map(|thinking| thinking == OnOff::On);
-    let rendered = render(&text, chat, thinking)?;
+    let rendered = render(&text, chat, thinking, args.late_system.rule())?;
     if output.json {
         let notes: Vec<String> = rendered.notes.iter().map(ToString::to_string).collect();
         return Ok(output.document(&json!({
@@ -97,7 +99,12 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// Renders an array of messages, or a request with `messages`, `tools` and `chat_template_kwargs`.
-pub(super) fn render(text: &TextSide, chat: Value, thinking: Option<bool>) -> Result<Rendered> {
+pub(super) fn render(
+    text: &TextSide,
+    chat: Value,
+    thinking: Option<bool>,
+    late_system: LateSystem,
+) -> Result<Rendered> {
     let mut request = match chat {
         Value::Object(map) => map,
         messages => Map::from_iter([("messages".to_owned(), messages)]),
@@ -111,7 +118,7 @@ pub(super) fn render(text: &TextSide, chat: Value, thinking: Option<bool>) -> Re
     let flag = |value: Option<Value>| value.and_then(|value| value.as_bool());
     let in_kwargs = flag(kwargs.remove("enable_thinking"));
     let preserve_thinking = flag(kwargs.remove("preserve_thinking"));
-    let history = History::new(Message::parse_all(&messages)?, LateSystem::default())?;
+    let history = History::new(Message::parse_all(&messages)?, late_system)?;
     let options = RenderOptions {
         tools,
         enable_thinking: Some(thinking.or(in_kwargs).unwrap_or(true)),

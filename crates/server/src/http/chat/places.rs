@@ -1,5 +1,7 @@
 //! Where in a client's own request an error lies, for dialects that become chat requests.
 
+use text::Note;
+
 use super::super::error::ApiError;
 use super::validate::Prepared;
 
@@ -10,14 +12,14 @@ pub(crate) struct Place {
     pub(crate) path: String,
     /// The client's name for its content.
     pub(crate) content: &'static str,
-    /// Blocks of its content before those of the message.
-    pub(crate) skipped: usize,
+    /// Paths of its parts, where they are not those of the content in order.
+    pub(crate) parts: Vec<String>,
 }
 
 impl Place {
     /// All of a message.
     pub(crate) fn whole(path: impl Into<String>) -> Self {
-        Self { path: path.into(), content: "content", skipped: 0 }
+        Self { path: path.into(), content: "content", parts: Vec::new() }
     }
 }
 
@@ -31,8 +33,8 @@ pub(crate) struct Places {
     pub(crate) result_id: &'static str,
     /// The client's name for a function's schema.
     pub(crate) schema: &'static str,
-    /// Ends the path of a picture.
-    pub(crate) picture: &'static str,
+    /// What the dialect changed, with the client's own paths.
+    pub(crate) notes: Vec<Note>,
 }
 
 impl Places {
@@ -54,24 +56,25 @@ impl Places {
     pub(crate) fn prepared(&self, prepared: Result<Prepared, ApiError>) -> Result<Prepared, ApiError> {
         let mut prepared = prepared.map_err(|error| self.located(error))?;
         for note in &mut prepared.job.notes {
-            // Notes of the dialect itself have its paths already.
             if let Some(moved) = self.pointer(&note.path).or_else(|| self.message(&note.path)) {
                 note.path = moved;
             }
         }
+        prepared.job.notes.splice(0..0, self.notes.iter().cloned());
         Ok(prepared)
     }
 
     fn message(&self, param: &str) -> Option<String> {
         let (index, rest) = indexed(param, "messages[")?;
-        let Place { path, content, skipped } = self.messages.get(index)?;
+        let Place { path, content, parts } = self.messages.get(index)?;
         if rest == ".tool_call_id" {
             return Some(format!("{path}.{}", self.result_id));
         }
         Some(match indexed(rest, ".content[") {
-            // Nothing else is refused as a whole part.
-            Some((part, "")) => format!("{path}.{content}[{}]{}", part + skipped, self.picture),
-            Some((part, rest)) => format!("{path}.{content}[{}]{rest}", part + skipped),
+            Some((part, rest)) => match parts.get(part) {
+                Some(origin) => format!("{origin}{rest}"),
+                None => format!("{path}.{content}[{part}]{rest}"),
+            },
             None => format!("{path}{rest}"),
         })
     }
@@ -107,17 +110,25 @@ mod tests {
 
     #[test]
     fn paths_are_the_clients_own() {
-        let place = |path: &str, skipped| Place { skipped, ..Place::whole(path) };
+        let place = |path: &str, parts: &[&str]| {
+            let parts = parts.iter().map(|path| (*path).to_owned()).collect();
+            Place { parts, ..Place::whole(path) }
+        };
         let places = Places {
-            messages: vec![place("system", 0), place("messages[3].content[1]", 0), place("messages[3]", 2)],
+            messages: vec![
+                place("system", &[]),
+                place("messages[3].content[1]", &[]),
+                place("messages[3]", &["messages[3].content[2].image", "messages[3].content[3]"]),
+            ],
             tools: vec![4],
             result_id: "tool_use_id",
             schema: "input_schema",
-            picture: ".image",
+            notes: Vec::new(),
         };
         for (param, wanted) in [
             ("messages[1].tool_call_id", "messages[3].content[1].tool_use_id"),
-            ("messages[1].content[0]", "messages[3].content[1].content[0].image"),
+            ("messages[1].content[0]", "messages[3].content[1].content[0]"),
+            ("messages[2].content[0]", "messages[3].content[2].image"),
             ("messages[2].content[1].text", "messages[3].content[3].text"),
             ("messages[9]", "messages[9]"),
             ("tools[0].function.name", "tools[4].name"),

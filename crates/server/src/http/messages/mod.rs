@@ -1,5 +1,6 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's dialect.
 
+mod blocks;
 mod reply;
 mod request;
 

@@ -1,23 +1,20 @@
 //! What an Anthropic request says (`docs/api.md` 5), as a chat request.
 
 use serde_json::{Map, Value, json};
-use text::{Content, Image, Message, Note, PARTS_MAX, Part, Role, Tool, ToolCall};
+use text::{Content, Message, Note, PARTS_MAX, Part, Role, Tool, ToolCall};
 use utoipa::ToSchema;
 
 use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice, answer_format};
 use super::super::constraint::Wish;
-use super::super::error::{ApiError, Code, quoted};
+use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
 use super::super::limits::MODEL_NAME_MAX;
 use super::super::params::{Params, stop};
 use super::super::state::Served;
+use super::blocks::{Parts, string};
 
 /// Opens a line that some clients put before the system prompt and change with every request.
 const BILLING: &str = "x-anthropic-billing-header:";
-
-/// Where the blocks of a tool's result stand. As in Anthropic's own errors a path names the kinds of the blocks on
-/// its way: clients take the picture or the document that such a path names out of the chat, and go on.
-const RESULT_CONTENT: &str = "tool_result.content";
 
 /// `POST /v1/messages`.
 #[derive(Clone, Debug, ToSchema)]
@@ -96,7 +93,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
         continue_final_message: None,
         dry_run: counting,
         params,
-        notes: reader.notes,
+        notes: Vec::new(),
     };
     Ok(Read { chat, places: reader.places })
 }
@@ -105,33 +102,26 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> 
 struct Reader {
     messages: Vec<Message>,
     places: Places,
-    notes: Vec<Note>,
 }
 
 impl Reader {
     fn new() -> Self {
-        let places = Places {
-            result_id: "tool_use_id",
-            schema: "input_schema",
-            picture: ".image",
-            ..Places::default()
-        };
-        Self { messages: Vec::new(), places, notes: Vec::new() }
+        let places = Places { result_id: "tool_use_id", schema: "input_schema", ..Places::default() };
+        Self { messages: Vec::new(), places }
     }
 
-    /// Adds a message whose blocks stand behind `skipped` others at the path.
-    fn push(&mut self, path: &str, skipped: usize, message: Message) {
-        let content = if message.role == Role::Tool { RESULT_CONTENT } else { "content" };
+    /// Adds a message; `parts` are the paths of its parts, where they are not its content's in order.
+    fn push(&mut self, path: &str, parts: Vec<String>, message: Message) {
         self.messages.push(message);
-        self.places.messages.push(Place { path: path.to_owned(), content, skipped });
+        self.places.messages.push(Place { parts, ..Place::whole(path) });
     }
 
     fn system(&mut self, system: Option<Value>) -> Result<(), ApiError> {
         let take = |reader: &mut Self, text: &str, path: String| {
             if text.starts_with(BILLING) {
-                reader.notes.push(Note { code: "billing_header_dropped", path });
+                reader.places.notes.push(Note { code: "billing_header_dropped", path });
             } else if !text.is_empty() {
-                reader.push("system", 0, Message::text(Role::System, text));
+                reader.push("system", Vec::new(), Message::text(Role::System, text));
             }
         };
         match system {
@@ -140,8 +130,10 @@ impl Reader {
             Some(Value::Array(blocks)) => {
                 for (index, block) in blocks.iter().enumerate() {
                     let path = format!("system[{index}]");
-                    let text = block_text(block, &path)?;
-                    take(self, text, path);
+                    if block["type"] != "text" {
+                        return Err(unexpected(format!("{path}.type"), "text", &block["type"]));
+                    }
+                    take(self, &string(block, "text", &path)?, path);
                 }
             }
             Some(other) => return Err(unexpected("system", "a string or text blocks", &other)),
@@ -158,7 +150,7 @@ impl Reader {
             _ => return Err(unexpected(format!("{path}.role"), "user, assistant or system", &turn["role"])),
         };
         match &turn["content"] {
-            Value::String(text) => self.push(&path, 0, Message::text(role, text.as_str())),
+            Value::String(text) => self.push(&path, Vec::new(), Message::text(role, text.as_str())),
             Value::Array(blocks) if blocks.len() <= PARTS_MAX => match role {
                 Role::Assistant => self.assistant(blocks, &path)?,
                 role => self.user(role, blocks, &path)?,
@@ -176,22 +168,50 @@ impl Reader {
 
     /// Text and pictures form user messages; each tool result between them is a message of its own.
     fn user(&mut self, role: Role, blocks: &[Value], path: &str) -> Result<(), ApiError> {
-        let mut parts = Vec::new();
+        let mut said = Parts::default();
         for (place, block) in blocks.iter().enumerate() {
             let inner = format!("{path}.content[{place}]");
             if block["type"] != "tool_result" {
-                parts.push(part(block, &inner)?);
+                said.block(block, &inner, &mut self.places.notes)?;
                 continue;
             }
-            if !parts.is_empty() {
-                self.push(path, place - parts.len(), message(role, std::mem::take(&mut parts)));
+            if !said.parts.is_empty() {
+                let Parts { parts, paths } = std::mem::take(&mut said);
+                self.push(path, paths, message(role, parts));
             }
-            let result = tool_result(block, &inner)?;
-            self.push(&inner, 0, result);
+            self.tool_result(block, &inner)?;
         }
-        if !parts.is_empty() {
-            self.push(path, blocks.len() - parts.len(), message(role, parts));
+        if !said.parts.is_empty() {
+            self.push(path, said.paths, message(role, said.parts));
         }
+        Ok(())
+    }
+
+    fn tool_result(&mut self, block: &Value, path: &str) -> Result<(), ApiError> {
+        let id = string(block, "tool_use_id", path)?;
+        let mut paths = Vec::new();
+        let content = match &block["content"] {
+            Value::Null => Content::Text(String::new()),
+            Value::String(text) => Content::Text(text.clone()),
+            Value::Array(blocks) => {
+                let mut result = Parts::default();
+                for (place, block) in blocks.iter().enumerate() {
+                    result.block(
+                        block,
+                        &format!("{path}.tool_result.content[{place}]"),
+                        &mut self.places.notes,
+                    )?;
+                }
+                paths = result.paths;
+                Content::Parts(result.parts)
+            }
+            other => return Err(unexpected(format!("{path}.content"), "a string or content blocks", other)),
+        };
+        if block["is_error"] == true {
+            // Templates of the family have no place for it; what went wrong is said by the content.
+            self.places.notes.push(Note { code: "is_error_not_shown", path: format!("{path}.is_error") });
+        }
+        self.push(path, paths, Message { content, tool_call_id: Some(id), ..Message::text(Role::Tool, "") });
         Ok(())
     }
 
@@ -201,19 +221,21 @@ impl Reader {
         for (place, block) in blocks.iter().enumerate() {
             let path = format!("{path}.content[{place}]");
             match block["type"].as_str() {
-                Some("text") => text.push_str(block_text(block, &path)?),
+                Some("text") => text.push_str(&string(block, "text", &path)?),
                 Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
-                Some("redacted_thinking") => {}
+                Some(kind) if is_foreign(kind) => {
+                    self.places.notes.push(Note { code: "block_skipped", path })
+                }
                 Some("tool_use") => turn.tool_calls.push(tool_use(block, &path)?),
                 _ => {
-                    let known = "text, thinking, redacted_thinking or tool_use";
+                    let known = "text, thinking, redacted_thinking, tool_use or a server tool's block";
                     return Err(unexpected(format!("{path}.type"), known, &block["type"]));
                 }
             }
         }
         turn.content = if text.is_empty() { Content::Absent } else { Content::Text(text) };
         turn.reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
-        self.push(path, 0, turn);
+        self.push(path, Vec::new(), turn);
         Ok(())
     }
 
@@ -224,7 +246,7 @@ impl Reader {
         let mut functions = Vec::with_capacity(list.len());
         for (index, tool) in list.iter().enumerate() {
             if tool.get("type").is_some_and(|kind| kind != "custom") {
-                self.notes.push(Note { code: "tool_skipped", path: format!("tools[{index}]") });
+                self.places.notes.push(Note { code: "tool_skipped", path: format!("tools[{index}]") });
                 continue;
             }
             let mut function = Map::new();
@@ -245,81 +267,28 @@ impl Reader {
     }
 }
 
+/// Whether a block of an assistant's turn is of no use here: reasoning that only its writer can read, and what
+/// tools did that Anthropic's servers ran. A conversation that has them can go on.
+fn is_foreign(kind: &str) -> bool {
+    ["redacted_thinking", "server_tool_use", "mcp_tool_use"].contains(&kind) || kind.ends_with("_tool_result")
+}
+
 fn message(role: Role, parts: Vec<Part>) -> Message {
     Message { content: Content::Parts(parts), ..Message::text(role, "") }
 }
 
-fn block_text<'a>(block: &'a Value, path: &str) -> Result<&'a str, ApiError> {
-    let text = block["text"].as_str();
-    text.ok_or_else(|| ApiError::at(Code::MissingField, format!("{path}.text"), "a string is needed"))
-}
-
-fn part(block: &Value, path: &str) -> Result<Part, ApiError> {
-    match block["type"].as_str() {
-        Some("text") => Ok(Part::Text(block_text(block, path)?.to_owned())),
-        Some("image") => picture(&block["source"], &format!("{path}.image")),
-        Some("document") => document(&block["source"], &format!("{path}.document")),
-        _ => {
-            let known = "text, image, tool_result, or document of plain text";
-            Err(unexpected(format!("{path}.type"), known, &block["type"]))
-        }
-    }
-}
-
-fn document(source: &Value, path: &str) -> Result<Part, ApiError> {
-    if source["type"] != "text" {
-        let kind = source["media_type"].as_str().or(source["type"].as_str()).unwrap_or("no source");
-        let kind = quoted(kind);
-        let detail = format!("only documents of plain text can be read, not {kind}; send the text of it");
-        return Err(ApiError::unsupported(path, detail));
-    }
-    let data = source["data"].as_str();
-    let missing = || ApiError::at(Code::MissingField, format!("{path}.source.data"), "a string is needed");
-    Ok(Part::Text(data.ok_or_else(missing)?.to_owned()))
-}
-
-fn picture(source: &Value, path: &str) -> Result<Part, ApiError> {
-    let text = |name: &str| {
-        let path = format!("{path}.source.{name}");
-        let text = source[name].as_str();
-        text.ok_or_else(|| ApiError::at(Code::MissingField, path, "a string is needed"))
-    };
-    let url = match source["type"].as_str() {
-        Some("base64") => format!("data:{};base64,{}", text("media_type")?, text("data")?),
-        Some("url") => text("url")?.to_owned(),
-        _ => return Err(unexpected(format!("{path}.source.type"), "base64 or url", &source["type"])),
-    };
-    Ok(Part::Image(Image { url, detail: None }))
-}
-
-fn tool_result(block: &Value, path: &str) -> Result<Message, ApiError> {
-    let id = block["tool_use_id"].as_str();
-    let missing = || ApiError::at(Code::MissingField, format!("{path}.tool_use_id"), "a string is needed");
-    let id = id.ok_or_else(missing)?.to_owned();
-    let content = match &block["content"] {
-        Value::Null => Content::Text(String::new()),
-        Value::String(text) => Content::Text(text.clone()),
-        Value::Array(blocks) => {
-            let one =
-                |(place, block): (usize, &Value)| part(block, &format!("{path}.{RESULT_CONTENT}[{place}]"));
-            Content::Parts(blocks.iter().enumerate().map(one).collect::<Result<_, _>>()?)
-        }
-        other => return Err(unexpected(format!("{path}.content"), "a string or content blocks", other)),
-    };
-    Ok(Message { content, tool_call_id: Some(id), ..Message::text(Role::Tool, "") })
-}
-
 fn tool_use(block: &Value, path: &str) -> Result<ToolCall, ApiError> {
-    let text = |name: &str| {
-        let missing = || ApiError::at(Code::MissingField, format!("{path}.{name}"), "a string is needed");
-        block[name].as_str().map(str::to_owned).ok_or_else(missing)
-    };
     let arguments = match &block["input"] {
         Value::Null => Map::new(),
         Value::Object(input) => input.clone(),
         other => return Err(unexpected(format!("{path}.input"), "an object", other)),
     };
-    Ok(ToolCall { id: Some(text("id")?), name: text("name")?, arguments, is_text: false })
+    Ok(ToolCall {
+        id: Some(string(block, "id", path)?),
+        name: string(block, "name", path)?,
+        arguments,
+        is_text: false,
+    })
 }
 
 fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {

@@ -138,7 +138,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served) -> Result<Read, Api
             ..Params::read(&mut fields, served)?
         },
         messages: reader.messages,
-        notes: reader.notes.into_iter().chain(fields.finish()).collect(),
+        notes: fields.finish(),
     };
     Ok(Read { chat, places: reader.places, custom, echo })
 }
@@ -153,7 +153,6 @@ fn reasoning(fields: &mut Fields) -> Result<Option<bool>, ApiError> {
 struct Reader {
     messages: Vec<Message>,
     places: Places,
-    notes: Vec<Note>,
     /// The assistant's turn, which several items make.
     turn: Option<(usize, Message)>,
 }
@@ -161,7 +160,7 @@ struct Reader {
 impl Reader {
     fn new() -> Self {
         let places = Places { result_id: "call_id", schema: "parameters", ..Places::default() };
-        Self { messages: Vec::new(), places, notes: Vec::new(), turn: None }
+        Self { messages: Vec::new(), places, turn: None }
     }
 
     fn push(&mut self, place: Place, message: Message) {
@@ -198,9 +197,14 @@ impl Reader {
                 self.call(index, item, &path, &input)
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(item, &path),
+            Some("item_reference") => {
+                let detail =
+                    "this server keeps no items; send the item itself, as clients do with store: false";
+                Err(ApiError::unsupported(path, detail))
+            }
             kind => {
                 let code = if kind.is_some() { "item_skipped" } else { "item_without_type" };
-                self.notes.push(Note { code, path });
+                self.places.notes.push(Note { code, path });
                 Ok(())
             }
         }
@@ -251,7 +255,9 @@ impl Reader {
     fn described(&mut self, tool: &Value, index: usize) -> Value {
         let (syntax, grammar) = (&tool["format"]["syntax"], tool["format"]["definition"].as_str());
         let Some(grammar) = grammar else { return tool["description"].clone() };
-        self.notes.push(Note { code: "tool_format_not_enforced", path: format!("tools[{index}].format") });
+        self.places
+            .notes
+            .push(Note { code: "tool_format_not_enforced", path: format!("tools[{index}].format") });
         let description = tool["description"].as_str().unwrap_or_default();
         let syntax = syntax.as_str().unwrap_or_default();
         format!("{description}\n\nThe input must follow this grammar ({syntax}):\n{grammar}").into()
@@ -281,7 +287,7 @@ impl Reader {
                     function.insert("parameters".into(), parameters);
                 }
                 _ => {
-                    self.notes.push(Note { code: "tool_skipped", path: format!("tools[{index}]") });
+                    self.places.notes.push(Note { code: "tool_skipped", path: format!("tools[{index}]") });
                     continue;
                 }
             }
