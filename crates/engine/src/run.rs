@@ -75,12 +75,29 @@ impl Core {
             Work::Prefill { .. } => None,
         });
         let (streams, rows) = (decode_rows.clone().count(), decode_rows.sum());
+        // Streams wait for the drafts of their neighbours as well.
+        let stall = stall.saturating_sub(self.drafting_time(views));
         StepLimits {
             rows: self.spec.rows_max,
             logits: self.spec.logits_rows_max,
             prompt_rows: self.costs.prompt_rows(streams, rows, stall),
             turn: self.counters.steps,
         }
+    }
+
+    /// What the model's drafts for these streams are expected to take before the step.
+    fn drafting_time(&self, views: &[View]) -> Duration {
+        let (mut depth, mut catch_up) = (0, 0.0);
+        for view in views {
+            let Work::Decode { drafts } = view.work else { continue };
+            let running = self.slots[view.slot].as_ref();
+            if let Some(running) = running.filter(|running| running.asks_model(drafts, self.spec.has_mtp)) {
+                depth = depth.max(running.drafting.depth.min(drafts));
+                catch_up += self.costs.upkeep(running.unknown as f64);
+            }
+        }
+        Duration::try_from_secs_f64(self.costs.draft_token.seconds * depth as f64 + catch_up)
+            .unwrap_or_default()
     }
 
     /// Decides how deep and wide each decoding stream would draft, and from where.
@@ -267,10 +284,8 @@ impl Core {
             let (Part::Decode { slot, drafts }, Some(allowed)) = (part, allowed) else { continue };
             let (slot, drafts) = (*slot, *drafts);
             let Some(running) = &self.slots[slot] else { continue };
-            let depth = running.drafting.depth.min(drafts);
-            let tree = running.request.drafting.first > 1;
-            let wanted = depth > 0 && running.request.drafting.mtp && self.spec.has_mtp;
-            if wanted && (!running.drafting.copies || tree) {
+            if running.asks_model(drafts, self.spec.has_mtp) {
+                let depth = running.drafting.depth.min(drafts);
                 cost.chosen |= running.drafting.chosen;
                 cost.catch_up += self.costs.upkeep(running.unknown as f64);
                 self.reserve_places(slot, depth);
@@ -499,6 +514,12 @@ impl crate::running::Running {
             account: self.account,
         };
         self.drafting.chosen.then_some(stream)
+    }
+
+    /// Whether a window of at most `drafts` drafted rows asks the model for some of them.
+    fn asks_model(&self, drafts: usize, has_mtp: bool) -> bool {
+        let wanted = self.drafting.depth.min(drafts) > 0 && self.request.drafting.mtp && has_mtp;
+        wanted && (!self.drafting.copies || self.request.drafting.first > 1)
     }
 
     /// Drafted rows of the coming window: the chain and what makes it a tree, as far as places go.

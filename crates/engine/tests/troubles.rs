@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use engine::fake::{FakeConfig, FakeCost, FakeDrafts, Pace};
-use engine::{DraftPolicy, Drafting, Miss, Request, Settings};
+use engine::{Clock, DraftPolicy, Drafting, Miss, Request, Settings};
 use support::*;
 
 /// Room for long prompts.
@@ -149,5 +149,44 @@ fn automatic_drafts_run_only_where_they_win() {
         assert_eq!(found, expected, "{drafts:?}");
         let gain = plain.as_secs_f64() / automatic.as_secs_f64();
         assert!(gain >= least, "{drafts:?}, {cost:?}: {gain:.3} times as fast, at least {least} expected");
+    }
+}
+
+/// The longest time between two steps of a drafting stream while a long prompt comes in, with slices of prompts
+/// already known.
+fn longest_step(draft: Duration, max_stall: Duration) -> Duration {
+    let (step, row) = (Duration::from_millis(1), Duration::from_micros(400));
+    let cost = FakeCost { step, row, draft, ..FakeCost::default() };
+    let config =
+        FakeConfig { pace: Pace::Clock(Default::default(), cost), ..long(FakeDrafts::Sometimes(50)) };
+    let mut bench = Bench::with(config, Settings { max_stall, ..settings() });
+    let mut stream = fixed(request(1, 20, 4000), 4, 1, false);
+    stream.sampling.ignore_eos = true;
+    let stream = bench.ask(stream);
+    bench.ticks(20);
+    let mut longest = Duration::ZERO;
+    for (seed, is_known) in [(2, false), (3, true)] {
+        let mut prompt = request(seed, 3000, 1);
+        prompt.cache = false;
+        let prompt = bench.ask(prompt);
+        while !prompt.done() {
+            let before = bench.clock.now();
+            bench.core.tick();
+            if is_known {
+                longest = longest.max(bench.clock.now() - before);
+            }
+        }
+    }
+    assert!(!stream.done(), "the stream runs beside both prompts");
+    longest
+}
+
+#[test]
+fn drafting_counts_towards_the_longest_stall() {
+    let max_stall = Duration::from_millis(60);
+    for micros in [0, 2000, 5000] {
+        let longest = longest_step(Duration::from_micros(micros), max_stall);
+        assert!(longest <= max_stall, "{micros} us a drafted token: {longest:?}");
+        assert!(longest > max_stall * 3 / 4, "{micros} us a drafted token: only {longest:?} of it is used");
     }
 }
