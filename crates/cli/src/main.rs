@@ -95,9 +95,8 @@ fn report(failure: &Failure, output: &Output) -> ExitCode {
     ExitCode::from(failure.exit as u8)
 }
 
-/// Options that `docs/api.md` names and this version does not have. A similar option would be a wrong tip.
-const LATER: [&str; 1] = ["--cache-device"];
-/// Commands and evaluations of the same kind.
+/// Commands and evaluations that `docs/api.md` names and this version does not have. A similar one would be a
+/// wrong tip.
 const LATER_COMMANDS: [&str; 8] = ["quantize", "kl", "ppl", "tools", "struct", "if", "math", "speed"];
 
 /// Help goes to stdout, mistakes to stderr with a hint.
@@ -136,14 +135,6 @@ fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) 
                 None => "`clary run MODEL \"question\"` gives one reply".to_owned(),
                 Some(_) => help,
             }
-        }
-        ErrorKind::UnknownArgument => {
-            let is_later = |option: &&&str| text.lines().next().is_some_and(|line| line.contains(**option));
-            match LATER.iter().find(is_later) {
-                Some(option) => eprint_lossy(&format!("error: this version has no {option}\n")),
-                None => eprint_lossy(&format!("{text}\n")),
-            }
-            help
         }
         ErrorKind::InvalidSubcommand => {
             let name = match error.get(ContextKind::InvalidSubcommand) {

@@ -325,7 +325,7 @@ fn nonsense_is_refused_before_loading() {
         (&["--api-key-file", "no/such/file"], "no/such/file"),
         (&["--ctx", "99999999"], "trained"),
         (&["--audit", "101"], "--audit"),
-        (&["--cache-device", "1GiB"], "this version has no --cache-device"),
+        (&["--cache-device", "2GB"], "--cache-device"),
         (&["--top-k", "-1"], "invalid value '-1'"),
     ] {
         let args = [&["serve", &demo, "--port", "0"], options].concat();

@@ -98,10 +98,16 @@ pub(crate) struct WorkArgs {
     /// Sequences that run at once, or auto: up to 4, as many as fit
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = slots, env = "CLARY_SLOTS")]
     pub(crate) slots: Slots,
-    /// Memory of the prompt cache, or auto: 4 GiB, a fifth of what is free, half of what weights leave
-    #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache_ram)]
+    /// Memory of the prompt cache on the cpu device, or auto: 4 GiB, a fifth of what is free, half of what
+    /// weights leave
+    #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache)]
     #[arg(env = "CLARY_CACHE_RAM")]
-    pub(crate) cache_ram: CacheRam,
+    pub(crate) cache_ram: CacheSize,
+    /// Memory of the prompt cache on a card, where it lies on the card itself, or auto: 4 GiB, half of what
+    /// weights leave there
+    #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache)]
+    #[arg(env = "CLARY_CACHE_DEVICE")]
+    pub(crate) cache_device: CacheSize,
     /// Saved states inside long prompts, every so many tokens; 0 for none
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = checkpoint_every)]
     #[arg(env = "CLARY_CHECKPOINT_EVERY")]
@@ -197,9 +203,9 @@ pub(crate) enum Slots {
     Count(usize),
 }
 
-/// `--cache-ram`.
+/// `--cache-ram` and `--cache-device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CacheRam {
+pub(crate) enum CacheSize {
     /// As memory allows.
     Auto,
     /// This many bytes; 0 is no cache.
@@ -266,8 +272,8 @@ fn thinking_budget(text: &str) -> std::result::Result<i64, String> {
     number.ok_or(format!("-1 for no limit, or a number from 0 to {TOKENS_MAX}"))
 }
 
-fn cache_ram(text: &str) -> std::result::Result<CacheRam, String> {
-    let found = if text == "auto" { Some(CacheRam::Auto) } else { args::bytes(text).map(CacheRam::Bytes) };
+fn cache(text: &str) -> std::result::Result<CacheSize, String> {
+    let found = if text == "auto" { Some(CacheSize::Auto) } else { args::bytes(text).map(CacheSize::Bytes) };
     found.ok_or("auto, 0, or bytes (4294967296, 4GiB)".into())
 }
 
@@ -391,9 +397,9 @@ mod tests {
 
     #[test]
     fn sizes() {
-        assert_eq!(cache_ram("0"), Ok(CacheRam::Bytes(0)));
-        assert_eq!(cache_ram("2GiB"), Ok(CacheRam::Bytes(2 << 30)));
-        assert!(cache_ram("2GB").is_err());
+        assert_eq!(cache("0"), Ok(CacheSize::Bytes(0)));
+        assert_eq!(cache("2GiB"), Ok(CacheSize::Bytes(2 << 30)));
+        assert!(cache("2GB").is_err());
         assert_eq!(slots("auto"), Ok(Slots::Auto));
         assert!(slots("0").is_err());
         assert_eq!((percent("0.5"), percent("100%")), (Ok(0.5), Ok(100.0)));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use server::TextSide;
 use server::http::{Bind, ModelInfo, Settings};
 
-use super::options::{ServeArgs, WorkArgs};
+use super::options::{CacheSize, ServeArgs, WorkArgs};
 use super::self_test::SelfTest;
 use super::sizes::Sizes;
 use crate::args::{Draft, ModelArgs};
@@ -244,7 +244,8 @@ impl Report {
             0 => "cache off".to_owned(),
             bytes => {
                 let states = self.sizes.model.snapshots;
-                format!("cache {} ram, {states} states", table::bytes(bytes))
+                let place = if self.sizes.model.card { "on the card" } else { "ram" };
+                format!("cache {} {place}, {states} states", table::bytes(bytes))
             }
         }
     }
@@ -325,6 +326,15 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     }
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());
+    }
+    match (sizes.model.card, args.work.cache_ram, args.work.cache_device) {
+        (true, CacheSize::Bytes(_), _) => {
+            notes.push("--cache-ram: not used, the cache lies on the card: --cache-device".to_owned());
+        }
+        (false, _, CacheSize::Bytes(_)) => {
+            notes.push("--cache-device: not used, there is no card: --cache-ram".to_owned());
+        }
+        _ => {}
     }
     notes.extend(limits(&args.work));
     if sizes.limit.is_none() {

@@ -4,7 +4,7 @@ use device::{PAGE_TOKENS, WINDOW_ROWS_MAX};
 use engine::CacheLimits;
 use model::qwen3_5::{MemoryPlan, Settings};
 
-use super::options::{CacheRam, ServeArgs, Slots};
+use super::options::{CacheSize, ServeArgs, Slots};
 use crate::args::{Ctx, Draft};
 use crate::error::{Exit, Result};
 use crate::load::{self, ROWS_MAX};
@@ -33,19 +33,28 @@ pub(crate) struct Sizes {
     pub(crate) limit: Option<u64>,
 }
 
+/// The option that says how large the cache is, and its value: states and K/V lie where the device computes.
+pub(crate) fn cache_option(args: &ServeArgs) -> (&'static str, CacheSize) {
+    match device::card(&args.model.machine.device) {
+        Some(_) => ("--cache-device", args.work.cache_device),
+        None => ("--cache-ram", args.work.cache_ram),
+    }
+}
+
 /// Settles sizes against the geometry and memory. A cache nobody asked for gives way to all else.
 pub(crate) fn settle(weights: &Weights, args: &ServeArgs, image_tokens: usize) -> Result<Sizes> {
     let limit = memory::limit(args.model.machine.memory_limit, &args.model.machine.device);
     let ask = Ask { weights, args, image_tokens, limit };
-    match args.work.cache_ram {
-        CacheRam::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
+    let (option, size) = cache_option(args);
+    match size {
+        CacheSize::Bytes(bytes) => ask.with_cache(bytes).map_err(|failure| match &failure.hint {
             Some(hint) if failure.exit == Exit::Memory && bytes > 0 && ask.with_cache(0).is_ok() => {
-                let hint = format!("{hint}; --cache-ram 0");
+                let hint = format!("{hint}; {option} 0");
                 failure.hint(hint)
             }
             _ => failure,
         }),
-        CacheRam::Auto => {
+        CacheSize::Auto => {
             let most = ask.cache_auto();
             let mut tries =
                 [most, most / 2, most / 4].into_iter().filter_map(|bytes| ask.with_cache(bytes).ok());
@@ -90,8 +99,12 @@ impl Ask<'_> {
 
     fn cache_auto(&self) -> u64 {
         let left = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.least().total()));
-        let free = memory::free().unwrap_or(u64::MAX);
-        CACHE_AUTO.min(free / 5).min(left / 2)
+        // Of a card's memory only what the weights leave counts: nothing else runs in it.
+        let share = match device::card(&self.args.model.machine.device) {
+            Some(_) => u64::MAX,
+            None => memory::free().map_or(u64::MAX, |free| free / 5),
+        };
+        CACHE_AUTO.min(share).min(left / 2)
     }
 
     /// Half of the cache's memory is for states, the rest for the pages that go with them.
@@ -129,5 +142,39 @@ impl Ask<'_> {
             ..CacheLimits::default()
         };
         Ok(Sizes { model, cache, limit: self.limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Bytes that the cache may hold with these options.
+    fn cache(options: &[&str]) -> u64 {
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo");
+        let words = [&["clary", "serve", demo, "--memory-limit", "2GiB", "--ctx", "1024"], options].concat();
+        let Command::Serve(args) = Cli::try_parse_from(words).expect("they parse").command else {
+            panic!("it is serve");
+        };
+        let weights = Weights::open(demo).expect("it is there");
+        settle(&weights, &args, 0).expect("it fits").cache.bytes_max
+    }
+
+    #[test]
+    fn each_device_has_a_cache_of_its_own_size() {
+        let (ram, card) = (["--cache-ram", "64MiB"], ["--cache-device", "32MiB"]);
+        let sized = |device, mib: u64| {
+            let options = [&["--device", device], &ram[..], &card].concat();
+            let bytes = cache(&options);
+            assert!(bytes <= mib << 20 && bytes > (mib - 4) << 20, "{device}: {bytes}");
+        };
+        sized("cpu", 64);
+        sized("cuda:0", 32);
+        assert_eq!(cache(&["--device", "cuda:0", "--cache-device", "0"]), 0);
+        assert!(cache(&["--device", "cuda:0", "--cache-ram", "0"]) > 0);
+        assert!(cache(&["--device", "cpu", "--cache-device", "0"]) > 0);
     }
 }
