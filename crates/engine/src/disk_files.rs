@@ -304,3 +304,6 @@ impl State {
         Some(Self { namespace, keys: keys.collect::<Option<_>>()?, state, open })
     }
 }
+
+#[cfg(test)]
+mod tests;

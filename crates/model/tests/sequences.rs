@@ -266,7 +266,8 @@ fn damage(on: On) {
     let bytes = qwen.export_snapshot(SnapshotId(0)).unwrap();
     let mut damaged = vec![bytes[..bytes.len() - 1].to_vec(), Vec::new(), bytes[..23].to_vec()];
     damaged.push([&bytes[..], &[0]].concat());
-    for (at, value) in [(0, b'x'), (8, 0), (14, 1), (16, 0), (16, 2), (20, 5), (24, 1)] {
+    // Byte 7 is the format: an older one is refused.
+    for (at, value) in [(0, b'x'), (7, b'1'), (8, 0), (14, 1), (16, 0), (16, 2), (20, 5), (24, 1)] {
         let mut copy = bytes.clone();
         copy[at] = value;
         damaged.push(copy);

@@ -169,11 +169,43 @@ async fn greedy_replies_are_audited() {
         .ok();
     server.call(posted("audit-last", &chat(json!({"max_tokens": 5})))).await.ok();
     lines_of("audit-last", "audit").await;
-    server.idle().await;
-    let text = server.get("/metrics").await;
-    for line in [r#"clary_audit_total{result="equal"} 2"#, r#"clary_audit_total{result="different"} 0"#] {
-        assert!(text.text().contains(line), "{line}\n{}", text.text());
+    counted(&server, r#"clary_audit_total{result="equal"} 2"#).await;
+    counted(&server, r#"clary_audit_total{result="different"} 0"#).await;
+}
+
+/// Waits for a line of the metrics: what is logged is counted right after.
+async fn counted(server: &Server, line: &str) {
+    for _ in 0..2000 {
+        if server.get("/metrics").await.text().lines().any(|found| found == line) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    panic!("{line} is not among\n{}", server.get("/metrics").await.text());
+}
+
+/// A device that says another token the second time: the audit counts it, says where, and goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_differs_is_told_loudly() {
+    lines();
+    let mut setup = Setup { flip: Some(40), ..Setup::default() };
+    setup.typed.audit = 100.0;
+    let server = Server::with(setup);
+    let said = server.text.tokenizer.encode_raw("It is 95, surely.").unwrap();
+    assert!(said.len() > 3 && said[1] != 40, "{said:?}");
+    server.say_ids(said.clone());
+    let asked = chat(json!({"max_tokens": 20, "clary": {"receipt": true}}));
+    let reply = server.call(posted("audit-differs", &asked)).await.ok();
+    assert_eq!(reply["choices"][0]["message"]["content"], "It is 95, surely.");
+    let found = lines_of("audit-differs", "AUDIT").await;
+    let told = found.iter().find(|line| line["message"].as_str().unwrap().starts_with("AUDIT")).unwrap();
+    assert_eq!(told["level"], "ERROR", "{told}");
+    assert_eq!((&told["token"], &told["served"], &told["plain"]), (&json!(1), &json!(said[1]), &json!(40)));
+    assert!(!found.iter().any(|line| line["message"] == "audit: equal"), "{found:?}");
+    counted(&server, r#"clary_audit_total{result="different"} 1"#).await;
+    counted(&server, r#"clary_audit_total{result="equal"} 0"#).await;
+    assert_eq!(server.get("/ready").await.status, 200, "one bad reply does not end the server");
+    assert_eq!(server.chat(json!({})).await.status, 200);
 }
 
 /// Probes of a server that is loading do not fill the log.

@@ -38,6 +38,9 @@ struct Scripted {
     rows: Vec<Option<usize>>,
     /// Tokens each slot has said.
     said: Vec<usize>,
+    /// Sequences so far, and the token that takes the place of the second one in all but the first.
+    begun: usize,
+    flip: Option<u32>,
 }
 
 impl Model for Scripted {
@@ -74,7 +77,8 @@ impl Model for Scripted {
         if let Some(script) = &*self.script.lock().unwrap() {
             for (draw, drawn) in draws.iter().zip(&mut drawn) {
                 if let (Some(Some(slot)), Some(token)) = (self.rows.get(draw.row), &mut drawn.token) {
-                    let next = script.get(self.said[*slot]).copied().unwrap_or(self.end);
+                    let flipped = self.flip.filter(|_| self.begun > 1 && self.said[*slot] == 1);
+                    let next = flipped.or(script.get(self.said[*slot]).copied()).unwrap_or(self.end);
                     let allows = |mask: &Vec<u32>| mask[next as usize / 32] >> (next % 32) & 1 == 1;
                     if draw.mask.as_ref().is_none_or(allows) {
                         *token = next;
@@ -99,6 +103,7 @@ impl Model for Scripted {
     }
     fn load(&mut self, slot: SlotId, from: Option<SnapshotId>) -> Result<(), ModelError> {
         self.said[slot.0 as usize] = 0;
+        self.begun += 1;
         self.inner.load(slot, from)
     }
     fn export_snapshot(&mut self, from: SnapshotId) -> Result<Vec<u8>, ModelError> {
@@ -134,6 +139,8 @@ pub struct Setup {
     pub vision: bool,
     /// Leave the model out.
     pub loading: bool,
+    /// What a faulty device says as the second token of every scripted reply but the first.
+    pub flip: Option<u32>,
 }
 
 /// What pictures the fake model takes.
@@ -236,8 +243,15 @@ impl Server {
         let (faults, script) = (fake.faults(), Script::default());
         let slots = fake.spec().slots;
         let end = text.tokenizer.control_id("<|im_end|>").unwrap();
-        let scripted =
-            Scripted { inner: fake, script: script.clone(), end, rows: Vec::new(), said: vec![0; slots] };
+        let scripted = Scripted {
+            inner: fake,
+            script: script.clone(),
+            end,
+            rows: Vec::new(),
+            said: vec![0; slots],
+            begun: 0,
+            flip: setup.flip,
+        };
         let mut settings = EngineSettings::new(text.tokenizer.vocab_size(), text.defaults.stop_ids.clone());
         settings.calibrate = false;
         settings.queue_max = setup.queue_max.unwrap_or(settings.queue_max);

@@ -120,6 +120,21 @@ impl Asks {
         ask
     }
 
+    /// What streams begin with, so that the shortest soak has a picture that is read to its end and a client that
+    /// leaves: the first request of the first stream, and those after it and beside it.
+    pub(super) fn opening(&mut self, place: u64) -> Option<Ask> {
+        match place {
+            0 => Some(Ask { known: None, body: self.body(true), fate: Fate::Whole }),
+            1 => {
+                // Any stream has more lines than one.
+                let mut ask = Ask { known: None, body: self.body(false), fate: Fate::LeaveAfter(1) };
+                streamed(&mut ask.body);
+                Some(ask)
+            }
+            _ => None,
+        }
+    }
+
     fn words(&mut self, count: usize) -> String {
         let words: Vec<&str> = (0..count).map(|_| WORDS[self.random.below(WORDS.len())]).collect();
         words.join(" ")
@@ -236,6 +251,17 @@ mod tests {
         assert!(fates.iter().all(|count| *count > 0), "{fates:?}");
         assert_eq!(make(1).known(3, 9).body, make(2).known(3, 9).body);
         assert_ne!(make(1).known(3, 9).body, make(1).known(4, 9).body);
+    }
+
+    #[test]
+    fn the_shortest_soak_has_a_picture_and_a_client_that_leaves() {
+        for seed in 0..50 {
+            let mut asks = Asks::new(seed, "m", 4096, true);
+            let (first, second) = (asks.opening(0).unwrap(), asks.opening(1).unwrap());
+            assert!(first.fate == Fate::Whole && pictures(&first.body) > 0, "{first:?}");
+            assert!(second.fate == Fate::LeaveAfter(1) && second.body["stream"] == true, "{second:?}");
+            assert!(asks.opening(2).is_none());
+        }
     }
 
     #[test]

@@ -57,14 +57,17 @@ impl Load {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// One stream: request after request until the end.
+    /// One stream: request after request until the end, at least one.
     pub(super) fn stream(&self, number: u64) {
         let mut asks = self.asks.reseeded(self.seed.wrapping_add((number + 1) << 40));
-        while !self.over.load(Ordering::Relaxed) {
-            let ask = asks.next(self.seed);
+        for place in number.. {
+            let ask = asks.opening(place).unwrap_or_else(|| asks.next(self.seed));
             let start = Instant::now();
             let got = answer(&self.client, &ask);
             self.count(&ask, got, start.elapsed());
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
         }
     }
 
