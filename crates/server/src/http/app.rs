@@ -6,8 +6,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE,
-    VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, CONTENT_TYPE, VARY,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -152,6 +152,8 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     if let Some(origin) = origin {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(VARY, HeaderValue::from_static("Origin"));
+        let told = "x-request-id, request-id, clary-version, retry-after";
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(told));
     }
     response
 }
@@ -168,7 +170,7 @@ async fn admitted(State(app): State<App>, request: Request, next: Next) -> Respo
     let is_preflight =
         parts.method == Method::OPTIONS && parts.headers.contains_key("access-control-request-method");
     if is_preflight && settings.origins.allowed(&parts.headers).is_some() {
-        return preflight();
+        return preflight(&parts.headers);
     }
     if !is_open(parts.uri.path(), settings.page) {
         match settings.keys.caller(&parts.headers) {
@@ -194,12 +196,15 @@ fn check_headers(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn preflight() -> Response {
+/// A page of an allowed origin may send what it asks to send: clients' own libraries add headers, which mean
+/// nothing here and would otherwise keep the browser from asking at all.
+fn preflight(asked: &HeaderMap) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     let names = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta";
-    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(names));
+    let wanted = asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HeaderValue::from_static(names)));
     response
 }
 

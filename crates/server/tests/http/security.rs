@@ -100,6 +100,17 @@ async fn browsers_get_what_they_were_allowed() {
     assert_eq!(preflight.status, 204);
     assert_eq!(preflight.headers["access-control-allow-origin"], "https://a.example");
     assert!(preflight.headers["access-control-allow-headers"].to_str().unwrap().contains("authorization"));
+    // Libraries of clients send headers of their own, and pages read when to come again.
+    let names = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access";
+    let mut library = asked("OPTIONS", "https://a.example");
+    library.headers_mut().insert("access-control-request-headers", names.parse().unwrap());
+    let preflight = server.call(library).await;
+    assert_eq!(
+        (preflight.status.as_u16(), &preflight.headers["access-control-allow-headers"]),
+        (204, &names.parse().unwrap())
+    );
+    let told = preflight.headers["access-control-expose-headers"].to_str().unwrap().to_owned();
+    assert!(told.contains("retry-after") && told.contains("x-request-id"), "{told}");
     for origin in ["https://b.example", "https://a.example.evil"] {
         let answer = server.call(asked("OPTIONS", origin)).await;
         assert_eq!(answer.status, 401);
