@@ -4,7 +4,8 @@
 // A warpgroup has 8 rows of 8 heads: 64 rows of a product, row 8 r + h is head h of row r. Codes of queries
 // (12 bits), keys, values and weights are exact as halves, and so are their sums in f32. A block of threads
 // is two warpgroups; the first turns the keys of the next block into halves, the second the values, while the
-// other multiplies. Values of the spans before lie in `out`. Where rows are few, each block of threads has one
+// other multiplies. Values of the spans before lie in `out`, in the order of the threads that hold them, until the
+// last one. Where rows are few, each block of threads has one
 // span, and attention_fold joins the parts.
 //
 // Bound by the float work of a score (about 30 operations, 0.25 cycles of a multiprocessor) and by its
@@ -86,7 +87,7 @@ SHARED uint2 halves_of(uint codes) {
 struct Rows {
     uint at[2];     // in the window
     uint index[2];  // in the sequence
-    uint home[2];   // of the vector in `out`, in pairs of values
+    uint home[2];   // of the row's 8 vectors in `out`, in fours of values
     uint units[2];  // exponents of the vector's units, a byte a group: powers of two, 0 or a fault
 };
 
@@ -370,31 +371,55 @@ SHARED void fold_block(float (&held)[GROUPS][32], Fold (&fold)[2], const Weighed
     }
 }
 
-// Takes a span of row R into what lies in `out` and clears what is held. LAST: and divides by the sum.
+// Writes row R of what is held to the 8 vectors from `to` on.
 template <int R>
-SHARED void fold_span(float2* out, Fold& whole, float (&held)[GROUPS][32], Fold& fold, bool last) {
+SHARED void store_row(float2* to, const float (&held)[GROUPS][32]) {
+    to += threadIdx.x % 32 / 4 * (32 * GROUPS) + threadIdx.x % 4;
+#pragma unroll
+    for (int d = 0; d < GROUPS; d++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            to[32 * d + 4 * j] = make_float2(held[d][4 * j + 2 * R], held[d][4 * j + 2 * R + 1]);
+}
+
+// Takes a span of row R into what lies in the row's 8 vectors from `out` on and clears what is held. LAST: divides by
+// the sum; before, the vectors' memory has each lane's values in fours, lanes side by side.
+template <int R>
+SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], Fold& fold, bool last) {
     Factors factors = admit(whole, fold.max, fold.sum);
     float inverse = last ? DIVIDE(1.0f, whole.sum) : 1.0f;
+    float4* own = out + threadIdx.x % 32;
     fold.seen = false;
-    // Sixteen loads are in flight together.
+    // Loads of two groups of dims are in flight together.
 #pragma unroll
     for (int d = 0; d < GROUPS; d += 2) {
-        float2 before[2][8];
+        float4 before[8];
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            before[i / 8][i % 8] =
-                factors.first ? make_float2(0.0f, 0.0f) : out[32 * (d + i / 8) + 4 * (i % 8)];
+        for (int i = 0; i < 8; i++)
+            before[i] = factors.first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : own[32 * (4 * d + i)];
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            float& x = held[d + i / 8][4 * (i % 8) + 2 * R];
-            float& y = held[d + i / 8][4 * (i % 8) + 2 * R + 1];
-            float2 of = before[i / 8][i % 8];
-            float2 now = make_float2(folded(factors, of.x, x), folded(factors, of.y, y));
-            out[32 * (d + i / 8) + 4 * (i % 8)] =
-                last ? make_float2(now.x * inverse, now.y * inverse) : now;
-            x = y = 0.0f;
+        for (int i = 0; i < 8; i++) {
+            const float of[4] = {before[i].x, before[i].y, before[i].z, before[i].w};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float& x = held[d + i / 4][8 * (i % 4) + 2 * R + e / 2 * 4 + e % 2];
+                x = folded(factors, of[e], x) * inverse;
+            }
         }
     }
+    if (last) {
+        // Nobody overwrites what another lane has yet to read.
+        __syncwarp();
+        store_row<R>((float2*)out, held);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4 * GROUPS; i++) {
+            const float* x = held[i / 4] + 8 * (i % 4) + 2 * R;
+            own[32 * i] = make_float4(x[0], x[1], x[4], x[5]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 16 * GROUPS; i++) held[i / 16][i / 2 % 8 * 4 + 2 * R + i % 2] = 0.0f;
 }
 
 // Writes a span of row R as a part.
@@ -420,7 +445,7 @@ SHARED Rows rows_of(const StepWindow& window, const AttentionShape& shape, const
         rows.index[r] = window.start + rows.at[r];
         uint row = window.first + min(rows.at[r], window.rows - 1);
         uint vector = row * shape.heads + vectors.head + n;
-        rows.home[r] = vector * (32 * GROUPS) + lane % 4;
+        rows.home[r] = (vector - n) * (16 * GROUPS);
         rows.units[r] = 0;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
@@ -509,13 +534,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (joins(0))
                 store_part<0>(partial, part(0), held, fold[0]);
             else
-                fold_span<0>((float2*)out + rows.home[0], whole[0], held, fold[0], block == last[0]);
+                fold_span<0>((float4*)out + rows.home[0], whole[0], held, fold[0], block == last[0]);
         }
         if (block <= last[1] && (span_ends || block == last[1])) {
             if (joins(1))
                 store_part<1>(partial, part(1), held, fold[1]);
             else
-                fold_span<1>((float2*)out + rows.home[1], whole[1], held, fold[1], block == last[1]);
+                fold_span<1>((float4*)out + rows.home[1], whole[1], held, fold[1], block == last[1]);
         }
         wait_for_copies<1>();
         publish_to_products();
