@@ -88,11 +88,39 @@ struct Rows {
     uint at[2];     // in the window
     uint index[2];  // in the sequence
     uint home[2];   // of the row's 8 vectors in `out`, in fours of values
-    uint units[2];  // exponents of the vector's units, a byte a group: powers of two, 0 or a fault
+    float factor[2];  // to scores: the vector's largest unit times the scale of the softmax; NaN after a fault
+    bool wide;        // some vector of the warp is wide
 };
 
 // The same in all lanes of a warp, and the compiler knows it.
 SHARED uint warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0); }
+
+// Halves hold codes of a vector in its largest unit: codes of smaller units shift down by up to so many bits, which
+// leaves them normal. A vector whose units lie further apart keeps its codes, and its sums are shifted.
+#define SHIFT_MAX 14
+
+// How many bits the codes of each group shift down, a byte a group, and the largest exponent of a unit. Groups
+// without codes do not shift.
+SHARED uint shifts_of(const float* units, uint& largest) {
+    uint exponent[GROUPS], shifts = 0;
+    largest = 0;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        exponent[g] = BITS(units[g]) >> 23 & 0xffu;
+        if (exponent[g] < 0xff) largest = max(largest, exponent[g]);
+    }
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+        if (exponent[g] > 0 && exponent[g] < 0xff) shifts |= (largest - exponent[g]) << 8 * g;
+    return shifts;
+}
+
+SHARED bool is_wide(uint shifts) {
+    bool wide = false;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) wide = wide || (shifts >> 8 * g & 0xffu) > SHIFT_MAX;
+    return wide;
+}
 
 // Query codes of a warpgroup as halves.
 SHARED void load_queries(Room& room, uint group_at, const StepWindow& window, const Queries& queries, uint heads,
@@ -101,11 +129,13 @@ SHARED void load_queries(Room& room, uint group_at, const StepWindow& window, co
     uchar* to = room.queries[group_at];
 #pragma unroll 1
     for (uint piece = thread; piece < 64 * GROUPS * 4; piece += GROUP_THREADS) {
-        uint group = piece / 256, m = piece / 4 % 64, quad = piece % 4;
+        uint group = piece / 256, m = piece / 4 % 64, quad = piece % 4, largest;
         uint row = window.first + min(first + 8 * group_at + m / 8, window.rows - 1);
         ulong vector = (ulong)row * heads + head + m % 8;
         const uint4* digits = (const uint4*)(queries.digits + (vector * GROUPS + group) * 128 + quad * 16);
         uint4 high = digits[0], low = digits[4];
+        uint shifts = shifts_of(queries.units + vector * GROUPS, largest);
+        float unit = is_wide(shifts) ? 1.0f : FLOAT((127 - (shifts >> 8 * group & 0xffu)) << 23);
         const uint highs[4] = {high.x, high.y, high.z, high.w}, lows[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
         for (int chunk = 0; chunk < 2; chunk++) {
@@ -118,7 +148,7 @@ SHARED void load_queries(Room& room, uint group_at, const StepWindow& window, co
                     int byte = 8 * (2 * (pair % 2) + e), word = 2 * chunk + pair / 2;
                     code[e] = __int2float_rn(256 * (schar)(highs[word] >> byte) + (schar)(lows[word] >> byte));
                 }
-                halves[pair] = half_pair(code[0], code[1]);
+                halves[pair] = half_pair(code[0] * unit, code[1] * unit);
             }
             *(uint4*)(to + group * TILE + chunk_at(m, 2 * quad + chunk)) =
                 make_uint4(halves[0], halves[1], halves[2], halves[3]);
@@ -167,25 +197,38 @@ SHARED void begin_scores(float (&d)[32], const uchar* queries, const Halves& sta
     products_commit();
 }
 
-SHARED void add_scores(float (&s)[32], const float (&dots)[32], const Rows& rows, const float* scales, int g) {
+// Takes a wide vector's sums of a group to its largest unit.
+SHARED void shift_dots(float (&dots)[32], const Rows& rows, const float* units, int g) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint vector = rows.home[r] / (16 * GROUPS) + threadIdx.x % 32 / 4, largest;
+        uint shifts = shifts_of(units + (ulong)vector * GROUPS, largest);
+        float factor = is_wide(shifts) ? FLOAT((127 - (shifts >> 8 * g & 0xffu)) << 23) : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float& x = dots[i / 2 * 4 + 2 * r + i % 2];
+            x = x * factor;
+        }
+    }
+}
+
+SHARED void add_scores(float (&s)[32], const float (&dots)[32], const float* scales, int g) {
     uint c = threadIdx.x % 4;
-    // A fault's unit is infinite here; its dots are 0, so its scores are NaN as they should be.
-    const float unit[2] = {FLOAT((rows.units[0] >> 8 * g & 0xffu) << 23),
-                           FLOAT((rows.units[1] >> 8 * g & 0xffu) << 23)};
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         float2 scale = *(const float2*)(scales + g * KEYS + 8 * j + 2 * c);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            s[4 * j + 2 * r] = FMA(dots[4 * j + 2 * r], scale.x * unit[r], s[4 * j + 2 * r]);
-            s[4 * j + 2 * r + 1] = FMA(dots[4 * j + 2 * r + 1], scale.y * unit[r], s[4 * j + 2 * r + 1]);
+            s[4 * j + 2 * r] = FMA(dots[4 * j + 2 * r], scale.x, s[4 * j + 2 * r]);
+            s[4 * j + 2 * r + 1] = FMA(dots[4 * j + 2 * r + 1], scale.y, s[4 * j + 2 * r + 1]);
         }
     }
 }
 
-// s[4 j + 2 r + e] is the score of row r and key 8 j + 2 c + e of the block.
+// s[4 j + 2 r + e] is the score of row r and key 8 j + 2 c + e of the block. Powers of two come last: nothing comes
+// near the ends of the range of f32 before.
 SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stage, const Rows& rows,
-                        const float* scales, float scale) {
+                        const float* units, const float* scales) {
     // The other warpgroup multiplies meanwhile: a second set of dots would not fit beside what is held.
     float dots[32];
 #pragma unroll
@@ -194,10 +237,11 @@ SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stag
     for (int g = 0; g < GROUPS; g++) {
         begin_scores(dots, queries, stage, g);
         products_wait<0>();
-        add_scores(s, dots, rows, scales, g);
+        if (rows.wide) shift_dots(dots, rows, units, g);
+        add_scores(s, dots, scales, g);
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) s[i] = s[i] * scale;
+    for (int i = 0; i < 32; i++) s[i] = s[i] * rows.factor[i / 2 % 2];
 }
 
 // 2^x for x in [-126, 0]: exp2_exact without its bounds; the scaled result is normal.
@@ -439,6 +483,7 @@ SHARED Rows rows_of(const StepWindow& window, const AttentionShape& shape, const
                     const Vectors& vectors, uint first) {
     uint lane = threadIdx.x % 32, n = lane / 4;
     Rows rows;
+    rows.wide = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         rows.at[r] = first + threadIdx.x / 32 * 2 + r;
@@ -446,11 +491,16 @@ SHARED Rows rows_of(const StepWindow& window, const AttentionShape& shape, const
         uint row = window.first + min(rows.at[r], window.rows - 1);
         uint vector = row * shape.heads + vectors.head + n;
         rows.home[r] = (vector - n) * (16 * GROUPS);
-        rows.units[r] = 0;
+        const float* units = queries.units + (ulong)vector * GROUPS;
+        uint largest, shifts = shifts_of(units, largest);
+        rows.wide = rows.wide || is_wide(shifts);
+        // A fault's dots are 0.
+        rows.factor[r] = FLOAT(largest << 23) * shape.scale;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            rows.units[r] |= (BITS(queries.units[vector * GROUPS + g]) >> 23 & 0xffu) << 8 * g;
+            if (units[g] != units[g]) rows.factor[r] = CLARY_NAN;
     }
+    rows.wide = __any_sync(ALL_LANES, rows.wide);
     return rows;
 }
 
@@ -518,7 +568,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float s[32];
         uint w[4][4];
         Weighed weighed[2];
-        score_block(s, room.queries[group], room.stages[turn], rows, scales, shape.scale);
+        score_block(s, room.queries[group], room.stages[turn], rows, queries.units, scales);
         weigh_rows(weighed, w, s, visible, scales + GROUPS * KEYS);
         fold_block(held, fold, weighed, w, room.stages[turn]);
         if (group == 1) prepare_next();
