@@ -95,31 +95,33 @@ struct Rows {
 // The same in all lanes of a warp, and the compiler knows it.
 SHARED uint warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0); }
 
-// Halves hold codes of a vector in its largest unit: codes of smaller units shift down by up to so many bits, which
-// leaves them normal. A vector whose units lie further apart keeps its codes, and its sums are shifted.
-#define SHIFT_MAX 14
+// Halves hold codes of a vector in its largest unit: codes of a smaller one are multiplied by the ratio of the units,
+// which leaves them normal down to this one. A vector whose units lie further apart is wide: it keeps its codes, and
+// its sums are multiplied.
+#define RATIO_MIN FLOAT((127 - 14) << 23)
 
-// How many bits the codes of each group shift down, a byte a group, and the largest exponent of a unit. Groups
-// without codes do not shift.
-SHARED uint shifts_of(const float* units, uint& largest) {
-    uint exponent[GROUPS], shifts = 0;
-    largest = 0;
+// Units of a vector: powers of two, 0 for a group without codes, NaN for a fault.
+struct Units {
+    float of[GROUPS];
+    float largest;
+    bool wide;
+
+    // Ratio of group g to the largest; 1 where there are no codes.
+    SHARED float ratio(uint g) const { return of[g] > 0.0f ? FLOAT(BITS(of[g]) - BITS(largest) + BITS(1.0f)) : 1.0f; }
+};
+
+SHARED Units units_of(const Queries& queries, ulong vector) {
+    Units units;
+    units.largest = 0.0f;
+    units.wide = false;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        exponent[g] = BITS(units[g]) >> 23 & 0xffu;
-        if (exponent[g] < 0xff) largest = max(largest, exponent[g]);
+        units.of[g] = queries.units[vector * GROUPS + g];
+        units.largest = fmaxf(units.largest, units.of[g]);
     }
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-        if (exponent[g] > 0 && exponent[g] < 0xff) shifts |= (largest - exponent[g]) << 8 * g;
-    return shifts;
-}
-
-SHARED bool is_wide(uint shifts) {
-    bool wide = false;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) wide = wide || (shifts >> 8 * g & 0xffu) > SHIFT_MAX;
-    return wide;
+    for (int g = 0; g < GROUPS; g++) units.wide = units.wide || units.ratio(g) < RATIO_MIN;
+    return units;
 }
 
 // Query codes of a warpgroup as halves.
@@ -129,13 +131,16 @@ SHARED void load_queries(Room& room, uint group_at, const StepWindow& window, co
     uchar* to = room.queries[group_at];
 #pragma unroll 1
     for (uint piece = thread; piece < 64 * GROUPS * 4; piece += GROUP_THREADS) {
-        uint group = piece / 256, m = piece / 4 % 64, quad = piece % 4, largest;
+        uint group = piece / 256, m = piece / 4 % 64, quad = piece % 4;
         uint row = window.first + min(first + 8 * group_at + m / 8, window.rows - 1);
         ulong vector = (ulong)row * heads + head + m % 8;
         const uint4* digits = (const uint4*)(queries.digits + (vector * GROUPS + group) * 128 + quad * 16);
         uint4 high = digits[0], low = digits[4];
-        uint shifts = shifts_of(queries.units + vector * GROUPS, largest);
-        float unit = is_wide(shifts) ? 1.0f : FLOAT((127 - (shifts >> 8 * group & 0xffu)) << 23);
+        Units units = units_of(queries, vector);
+        float ratio = 1.0f;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            if (g == group && !units.wide) ratio = units.ratio(g);
         const uint highs[4] = {high.x, high.y, high.z, high.w}, lows[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
         for (int chunk = 0; chunk < 2; chunk++) {
@@ -148,7 +153,7 @@ SHARED void load_queries(Room& room, uint group_at, const StepWindow& window, co
                     int byte = 8 * (2 * (pair % 2) + e), word = 2 * chunk + pair / 2;
                     code[e] = __int2float_rn(256 * (schar)(highs[word] >> byte) + (schar)(lows[word] >> byte));
                 }
-                halves[pair] = half_pair(code[0] * unit, code[1] * unit);
+                halves[pair] = half_pair(code[0] * ratio, code[1] * ratio);
             }
             *(uint4*)(to + group * TILE + chunk_at(m, 2 * quad + chunk)) =
                 make_uint4(halves[0], halves[1], halves[2], halves[3]);
@@ -197,17 +202,16 @@ SHARED void begin_scores(float (&d)[32], const uchar* queries, const Halves& sta
     products_commit();
 }
 
-// Takes a wide vector's sums of a group to its largest unit.
-SHARED void shift_dots(float (&dots)[32], const Rows& rows, const float* units, int g) {
+// Takes a wide vector's sums of group g to its largest unit.
+SHARED void take_to_largest(float (&dots)[32], const Rows& rows, const Queries& queries, int g) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        uint vector = rows.home[r] / (16 * GROUPS) + threadIdx.x % 32 / 4, largest;
-        uint shifts = shifts_of(units + (ulong)vector * GROUPS, largest);
-        float factor = is_wide(shifts) ? FLOAT((127 - (shifts >> 8 * g & 0xffu)) << 23) : 1.0f;
+        Units units = units_of(queries, rows.home[r] / (16 * GROUPS) + threadIdx.x % 32 / 4);
+        float ratio = units.wide ? units.ratio(g) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             float& x = dots[i / 2 * 4 + 2 * r + i % 2];
-            x = x * factor;
+            x = x * ratio;
         }
     }
 }
@@ -228,7 +232,7 @@ SHARED void add_scores(float (&s)[32], const float (&dots)[32], const float* sca
 // s[4 j + 2 r + e] is the score of row r and key 8 j + 2 c + e of the block. Powers of two come last: nothing comes
 // near the ends of the range of f32 before.
 SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stage, const Rows& rows,
-                        const float* units, const float* scales) {
+                        const Queries& of, const float* scales) {
     // The other warpgroup multiplies meanwhile: a second set of dots would not fit beside what is held.
     float dots[32];
 #pragma unroll
@@ -237,7 +241,7 @@ SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stag
     for (int g = 0; g < GROUPS; g++) {
         begin_scores(dots, queries, stage, g);
         products_wait<0>();
-        if (rows.wide) shift_dots(dots, rows, units, g);
+        if (rows.wide) take_to_largest(dots, rows, of, g);
         add_scores(s, dots, scales, g);
     }
 #pragma unroll
@@ -255,6 +259,9 @@ SHARED float exp2_near(float x) {
 SHARED float power_near(float x) {
     return x >= -126.0f ? FLOAT((BITS(x + CLARY_ROUND) << 23) + 0x3f800000u) : 0.0f;
 }
+
+// Weight codes are halves of 2^-24 each, the step of the smallest halves: conversion to half rounds as Q_11 does.
+#define WEIGHT_SHIFT 24
 
 // Weights p times value scales of row R in place, and the row's maximum, sum and magnitude. PLAIN: all keys
 // are seen and all p are normal.
@@ -274,7 +281,8 @@ SHARED Weighed weigh_row(float (&s)[32], float top, uint visible, const float* v
             float p = PLAIN ? exp2_near(x - top) : seen ? exp2_exact(x - top) : 0.0f;
             lane[e] = lane[e] + p;
             x = seen ? p * of[e] : 0.0f;
-            magnitude = max(magnitude, BITS(x) & 0x7fffffffu);
+            // Neither is negative.
+            magnitude = max(magnitude, BITS(x));
         }
     }
 #pragma unroll
@@ -282,22 +290,17 @@ SHARED Weighed weigh_row(float (&s)[32], float top, uint visible, const float* v
 #pragma unroll
         for (int e = 0; e < 2; e++) lane[e] = lane[e] + __shfl_xor_sync(ALL_LANES, lane[e], h);
     magnitude = quad_max(magnitude);
-    return Weighed{top, lane[0] + lane[1], quantize_unit(11, magnitude)};
+    return Weighed{top, lane[0] + lane[1], quantize_unit(11 - WEIGHT_SHIFT, magnitude)};
 }
 
 // Codes of both rows' weights as left operands: step k has the keys 16 k to 16 k + 15.
 SHARED void code_weights(uint (&w)[4][4], const float (&s)[32], const uint (&magnitude)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float factor = quantize_factor(11, magnitude[r]);
+        float factor = quantize_factor(11 - WEIGHT_SHIFT, magnitude[r]);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float code[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-                code[e] = FMA(s[4 * j + 2 * r + e], factor, CLARY_ROUND) - CLARY_ROUND;
-            w[j / 2][r + 2 * (j % 2)] = half_pair(code[0], code[1]);
-        }
+        for (int j = 0; j < 8; j++)
+            w[j / 2][r + 2 * (j % 2)] = half_pair(s[4 * j + 2 * r] * factor, s[4 * j + 2 * r + 1] * factor);
     }
 }
 
@@ -314,7 +317,7 @@ SHARED void weigh_rows(Weighed (&part)[2], uint (&w)[4][4], float (&s)[32], cons
             for (int e = 0; e < 2; e++) {
                 float x = s[4 * j + 2 * r + e];
                 top[r] = max_or_nan(top[r], x);
-                low[r] = x < low[r] ? x : low[r];
+                low[r] = fminf(low[r], x);
             }
     bool plain = visible[0] == KEYS && visible[1] == KEYS;
 #pragma unroll
@@ -350,7 +353,7 @@ SHARED void weigh_rows(Weighed (&part)[2], uint (&w)[4][4], float (&s)[32], cons
         // A group without codes may hold infinities and NaN.
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            if (quantize_factor(11, magnitude[i / 2 % 2]) == 0.0f) s[i] = 0.0f;
+            if (quantize_factor(11 - WEIGHT_SHIFT, magnitude[i / 2 % 2]) == 0.0f) s[i] = 0.0f;
     }
     code_weights(w, s, magnitude);
 }
@@ -491,14 +494,13 @@ SHARED Rows rows_of(const StepWindow& window, const AttentionShape& shape, const
         uint row = window.first + min(rows.at[r], window.rows - 1);
         uint vector = row * shape.heads + vectors.head + n;
         rows.home[r] = (vector - n) * (16 * GROUPS);
-        const float* units = queries.units + (ulong)vector * GROUPS;
-        uint largest, shifts = shifts_of(units, largest);
-        rows.wide = rows.wide || is_wide(shifts);
+        Units units = units_of(queries, vector);
+        rows.wide = rows.wide || units.wide;
         // A fault's dots are 0.
-        rows.factor[r] = FLOAT(largest << 23) * shape.scale;
+        rows.factor[r] = units.largest * shape.scale;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            if (units[g] != units[g]) rows.factor[r] = CLARY_NAN;
+            if (units.of[g] != units.of[g]) rows.factor[r] = CLARY_NAN;
     }
     rows.wide = __any_sync(ALL_LANES, rows.wide);
     return rows;
@@ -568,7 +570,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float s[32];
         uint w[4][4];
         Weighed weighed[2];
-        score_block(s, room.queries[group], room.stages[turn], rows, queries.units, scales);
+        score_block(s, room.queries[group], room.stages[turn], rows, queries, scales);
         weigh_rows(weighed, w, s, visible, scales + GROUPS * KEYS);
         fold_block(held, fold, weighed, w, room.stages[turn]);
         if (group == 1) prepare_next();
