@@ -117,7 +117,7 @@ SHARED Units units_of(const Queries& queries, ulong vector) {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         units.of[g] = queries.units[vector * GROUPS + g];
-        units.largest = fmaxf(units.largest, units.of[g]);
+        units.largest = units.of[g] > units.largest ? units.of[g] : units.largest;
     }
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) units.wide = units.wide || units.ratio(g) < RATIO_MIN;
@@ -307,7 +307,8 @@ SHARED void code_weights(uint (&w)[4][4], const float (&s)[32], const uint (&mag
 // Scores of both rows to weight codes.
 SHARED void weigh_rows(Weighed (&part)[2], uint (&w)[4][4], float (&s)[32], const uint (&visible)[2],
                        const float* value_scales) {
-    float top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, low[2] = {CLARY_INFINITY, CLARY_INFINITY};
+    // The lowest score, negative.
+    float top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, low[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
     uint magnitude[2];
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -317,7 +318,7 @@ SHARED void weigh_rows(Weighed (&part)[2], uint (&w)[4][4], float (&s)[32], cons
             for (int e = 0; e < 2; e++) {
                 float x = s[4 * j + 2 * r + e];
                 top[r] = max_or_nan(top[r], x);
-                low[r] = fminf(low[r], x);
+                low[r] = max_or_nan(low[r], -x);
             }
     bool plain = visible[0] == KEYS && visible[1] == KEYS;
 #pragma unroll
@@ -326,7 +327,7 @@ SHARED void weigh_rows(Weighed (&part)[2], uint (&w)[4][4], float (&s)[32], cons
         for (int h = 1; h <= 2; h++) top[r] = max_or_nan(top[r], __shfl_xor_sync(ALL_LANES, top[r], h));
         top[r] = ceilf(top[r]);
         // False for NaN and infinities too.
-        plain = plain && low[r] - top[r] >= -126.0f;
+        plain = plain && low[r] + top[r] <= 126.0f;
     }
     if (!__any_sync(ALL_LANES, !plain)) {
         part[0] = weigh_row<0, true>(s, top[0], KEYS, value_scales, magnitude[0]);
