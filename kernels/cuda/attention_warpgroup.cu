@@ -4,9 +4,8 @@
 // A warpgroup has 8 rows of 8 heads: 64 rows of a product, row 8 r + h is head h of row r. Codes of queries
 // (12 bits), keys, values and weights are exact as halves, and so are their sums in f32. A block of threads
 // is two warpgroups; the first turns the keys of the next block into halves, the second the values, while the
-// other multiplies. Values of the spans before lie in `out`, in the order of the threads that hold them, until the
-// last one. Where rows are few, each block of threads has one
-// span, and attention_fold joins the parts.
+// other multiplies. Values of the spans before lie in `out`, in the order of the threads that hold them, until
+// the last one. Where rows are few, each block of threads has one span, and attention_fold joins the parts.
 //
 // Bound by the float work of a score (about 30 operations, 0.25 cycles of a multiprocessor) and by its
 // products (0.25 cycles).
@@ -95,9 +94,9 @@ struct Rows {
 // The same in all lanes of a warp, and the compiler knows it.
 SHARED uint warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0); }
 
-// Halves hold codes of a vector in its largest unit: codes of a smaller one are multiplied by the ratio of the units,
-// which leaves them normal down to this one. A vector whose units lie further apart is wide: it keeps its codes, and
-// its sums are multiplied.
+// Halves hold codes of a vector in its largest unit: codes of a smaller one are multiplied by the ratio of the
+// units, which leaves them normal down to this one. A vector whose units lie further apart is wide: it keeps
+// its codes, and its sums are multiplied.
 #define RATIO_MIN FLOAT((127 - 14) << 23)
 
 // Units of a vector: powers of two, 0 for a group without codes, NaN for a fault.
@@ -107,7 +106,9 @@ struct Units {
     bool wide;
 
     // Ratio of group g to the largest; 1 where there are no codes.
-    SHARED float ratio(uint g) const { return of[g] > 0.0f ? FLOAT(BITS(of[g]) - BITS(largest) + BITS(1.0f)) : 1.0f; }
+    SHARED float ratio(uint g) const {
+        return of[g] > 0.0f ? FLOAT(BITS(of[g]) - BITS(largest) + BITS(1.0f)) : 1.0f;
+    }
 };
 
 SHARED Units units_of(const Queries& queries, ulong vector) {
@@ -229,8 +230,8 @@ SHARED void add_scores(float (&s)[32], const float (&dots)[32], const float* sca
     }
 }
 
-// s[4 j + 2 r + e] is the score of row r and key 8 j + 2 c + e of the block. Powers of two come last: nothing comes
-// near the ends of the range of f32 before.
+// s[4 j + 2 r + e] is the score of row r and key 8 j + 2 c + e of the block. The power of two comes last:
+// nothing comes near the ends of the range of f32 before.
 SHARED void score_block(float (&s)[32], const uchar* queries, const Halves& stage, const Rows& rows,
                         const Queries& of, const float* scales) {
     // The other warpgroup multiplies meanwhile: a second set of dots would not fit beside what is held.
@@ -260,7 +261,7 @@ SHARED float power_near(float x) {
     return x >= -126.0f ? FLOAT((BITS(x + CLARY_ROUND) << 23) + 0x3f800000u) : 0.0f;
 }
 
-// Weight codes are halves of 2^-24 each, the step of the smallest halves: conversion to half rounds as Q_11 does.
+// Weight codes are halves in units of 2^-24, the step of the smallest halves: their conversion rounds as Q_11.
 #define WEIGHT_SHIFT 24
 
 // Weights p times value scales of row R in place, and the row's maximum, sum and magnitude. PLAIN: all keys
@@ -419,10 +420,10 @@ SHARED void fold_block(float (&held)[GROUPS][32], Fold (&fold)[2], const Weighed
     }
 }
 
-// Writes row R of what is held to the 8 vectors from `to` on.
+// Writes row R of what is held to the lane's vector at `to`.
 template <int R>
 SHARED void store_row(float2* to, const float (&held)[GROUPS][32]) {
-    to += threadIdx.x % 32 / 4 * (32 * GROUPS) + threadIdx.x % 4;
+    to += threadIdx.x % 4;
 #pragma unroll
     for (int d = 0; d < GROUPS; d++)
 #pragma unroll
@@ -430,8 +431,8 @@ SHARED void store_row(float2* to, const float (&held)[GROUPS][32]) {
             to[32 * d + 4 * j] = make_float2(held[d][4 * j + 2 * R], held[d][4 * j + 2 * R + 1]);
 }
 
-// Takes a span of row R into what lies in the row's 8 vectors from `out` on and clears what is held. LAST: divides by
-// the sum; before, the vectors' memory has each lane's values in fours, lanes side by side.
+// Takes a span of row R into what lies in the row's 8 vectors from `out` on and clears what is held. LAST:
+// divides by the sum; before, that memory has each lane's values in fours, lanes side by side.
 template <int R>
 SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], Fold& fold, bool last) {
     Factors factors = admit(whole, fold.max, fold.sum);
@@ -458,7 +459,7 @@ SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], Fold&
     if (last) {
         // Nobody overwrites what another lane has yet to read.
         __syncwarp();
-        store_row<R>((float2*)out, held);
+        store_row<R>((float2*)out + threadIdx.x % 32 / 4 * (32 * GROUPS), held);
     } else {
 #pragma unroll
         for (int i = 0; i < 4 * GROUPS; i++) {
@@ -473,14 +474,8 @@ SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], Fold&
 // Writes a span of row R as a part.
 template <int R>
 SHARED void store_part(const Partial& partial, ulong part, const float (&held)[GROUPS][32], const Fold& fold) {
-    uint c = threadIdx.x % 4;
-    float2* to = (float2*)(partial.values + part * (64 * GROUPS)) + c;
-#pragma unroll
-    for (int d = 0; d < GROUPS; d++)
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            to[32 * d + 4 * j] = make_float2(held[d][4 * j + 2 * R], held[d][4 * j + 2 * R + 1]);
-    if (c == 0) *(float2*)(partial.folds + 2 * part) = make_float2(fold.max, fold.sum);
+    store_row<R>((float2*)(partial.values + part * (64 * GROUPS)), held);
+    if (threadIdx.x % 4 == 0) *(float2*)(partial.folds + 2 * part) = make_float2(fold.max, fold.sum);
 }
 
 SHARED Rows rows_of(const StepWindow& window, const AttentionShape& shape, const Queries& queries,
