@@ -4,14 +4,79 @@
 //! With `--ship FOLDER LIST` it compiles the variants that LIST names (`kernels.list` of a kernel cache, a line each) into
 //! FOLDER, which a program finds beside itself as `kernels` (`docs/hardware.md`).
 //!
-//! Needs NVRTC (libnvrtc) where the loader finds it. Fails on a kernel that does not compile or that spills
-//! more than a few registers.
+//! Needs NVRTC (libnvrtc) where the loader finds it. Fails on a kernel that does not compile or that spills registers, but
+//! for those of [`SPILLS`].
 
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Bytes stored and loaded for want of registers that are let pass: the division routine of older cards takes a few.
-const SPILLS_MAX: u32 = 128;
+use device::cuda::KernelReport;
+
+/// A kernel that may spill registers.
+struct Spill {
+    file: &'static str,
+    /// In its constants.
+    with: &'static str,
+    kernel: &'static str,
+    archs: &'static [&'static str],
+    /// Most bytes, stored and loaded.
+    most: u32,
+}
+
+/// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done again, K/V of 16 bits
+/// and pictures.
+const SPILLS: [Spill; 6] = [
+    // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
+    Spill {
+        file: "experts.cu",
+        with: "ROWS=1",
+        kernel: "experts_hidden",
+        archs: &["sm_100a", "sm_120a"],
+        most: 48,
+    },
+    Spill {
+        file: "experts_prompt.cu",
+        with: "BLOCKS=2",
+        kernel: "experts_gate_up",
+        archs: &["sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"],
+        most: 24,
+    },
+    Spill {
+        file: "vision_attention.cu",
+        with: "LAST=8",
+        kernel: "full_attention",
+        archs: &["sm_80", "sm_86", "sm_89", "sm_90a"],
+        most: 76,
+    },
+    Spill { file: "linear_dense.cu", with: "", kernel: "linear_dense", archs: &["sm_100a"], most: 68 },
+    // Values of a whole head and codes of two digits: more than 255 registers.
+    Spill {
+        file: "attention_prompt.cu",
+        with: "DIGITS=2",
+        kernel: "attention_prompt",
+        archs: &device::cuda::ARCHS,
+        most: 200,
+    },
+    // Runs on sm_90a alone.
+    Spill {
+        file: "attention_warpgroup.cu",
+        with: "",
+        kernel: "attention_warpgroup",
+        archs: &["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"],
+        most: 512,
+    },
+];
+
+/// Most bytes that a kernel may spill.
+fn most_spilled(kernel: &KernelReport) -> u32 {
+    let is = |one: &&Spill| {
+        kernel.file.split(' ').next() == Some(one.file)
+            && kernel.file.contains(one.with)
+            && kernel.name == one.kernel
+            && one.archs.contains(&kernel.arch.as_str())
+    };
+    SPILLS.iter().find(is).map_or(0, |one| one.most)
+}
 
 /// Compiles a list of variants into a folder.
 fn ship(folder: &str, list: &str, archs: &[String]) -> ExitCode {
@@ -49,7 +114,12 @@ fn main() -> ExitCode {
     };
     let mut spilled = false;
     for kernel in &report {
-        let mark = if kernel.spills > 0 { "  SPILLS" } else { "" };
+        let most = most_spilled(kernel);
+        let mark = match kernel.spills {
+            0 => String::new(),
+            bytes if bytes <= most => "  spills".into(),
+            _ => format!("  SPILLS, at most {most} B expected"),
+        };
         println!(
             "{:8} {:16} {:40} {:4} registers {:6} B shared {:5} B stack {:5} B spilled{mark}",
             kernel.arch,
@@ -60,7 +130,7 @@ fn main() -> ExitCode {
             kernel.stack,
             kernel.spills
         );
-        spilled |= kernel.spills > SPILLS_MAX;
+        spilled |= kernel.spills > most;
     }
     println!("{} kernels for {}", report.len(), archs.join(", "));
     if spilled { ExitCode::FAILURE } else { ExitCode::SUCCESS }

@@ -138,6 +138,21 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("vision_rows.cu", &[]),
     ("kv_pages.cu", &[]),
+    ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "1")]),
+    ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "4")]),
+    ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("WARPS", "8"), ("STAGES", "2")]),
+    ("attention_warpgroup.cu", &[("GROUPS", "4"), ("DIGITS", "1")]),
+    // Forms of cards with less shared memory.
+    ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "2")]),
+    ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "2"), ("WARPS", "4"), ("STAGES", "1")]),
+    ("conv.cu", &[("CONV_TAPS", "4")]),
+    ("delta_rule.cu", &[("DELTA_STEPS", "8"), ("DELTA_KEY_DIM", "128")]),
+    ("delta_scan.cu", &[("DELTA_STEPS", "8"), ("DELTA_KEY_DIM", "128")]),
+    ("route.cu", &[("ROUTE_VALUES", "8")]),
+    ("rope.cu", &[]),
+    ("kv.cu", &[]),
+    ("state.cu", &[]),
+    ("experts_sort.cu", &[("KINDS", "0")]),
     // Heads of 72: a group of 64 and one of 8.
     ("vision_attention.cu", &[("GROUPS", "2"), ("DIGITS", "2"), ("LAST", "8"), ("BLOCKS", "2")]),
     ("vision_attention.cu", &[("GROUPS", "1"), ("DIGITS", "2"), ("LAST", "64"), ("BLOCKS", "2")]),
@@ -188,3 +203,18 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("embed.cu", &[("KINDS", "1"), ("KIND0", "16452")]),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_checked_in_some_variant() {
+        for (file, _) in FILES {
+            assert!(
+                VARIANTS.iter().any(|(of, _)| of == file),
+                "{file} is compiled by nobody before it is used"
+            );
+        }
+    }
+}
