@@ -16,11 +16,13 @@
 #define TILE_OUTPUTS 128
 #define PRODUCT_THREADS 256
 #define TILE_THREADS 384
+// From this many rows on, products have two parts.
+#ifndef SPLIT_ROWS
+#define SPLIT_ROWS 64
+#endif
 // Registers of a thread that fills and of one that multiplies: 64 Ki for the block.
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
-// Steps between the start of a step's copies and the report that it is there.
-#define COPY_STEPS 4
 
 // Aligned rows: halves [rows, cols], sums of codes in aligned units [rows, groups], units [rows, slices].
 struct AlignedRows {
@@ -51,18 +53,18 @@ struct RingTile {
     SHARED uint row(uint n) const { return index ? index[n] / divisor : first + n; }
 };
 
-// The ring: STAGES stages and two barriers for each. Counts steps of all tiles of the block.
+// The ring: STAGES stages and two barriers for each. Goes through the steps of all tiles of the block.
 struct Ring {
     uchar* stages;
     ulong* full;
     ulong* empty;
-    uint step, stage, parity;
+    uint stage, parity;
 
     SHARED Ring(uchar* smem) {
         full = (ulong*)smem;
         empty = full + STAGES;
         stages = smem + 1024;
-        step = 0, stage = 0, parity = 0;
+        stage = 0, parity = 0;
     }
     SHARED void init(uint thread) {
         if (thread < STAGES) {
@@ -72,24 +74,19 @@ struct Ring {
         __syncthreads();
     }
     SHARED void next() {
-        step++;
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
-// The thread's part in filling the ring; `reported`: the stage whose copies are reported next.
+// Where row n's float of a stage lies: those of a lane's four rows of two row tiles are neighbours.
+SHARED uint float_place(uint n) { return n / 16 * 16 + n % 8 / 2 * 4 + n / 8 % 2 * 2 + n % 2; }
+
+// The thread's part in filling the ring.
 template <class S>
 struct Filler {
     typedef RingShape<S> R;
     static const uint CHUNKS = 8 * S::BITS, PARAM_CHUNKS = S::GROUP_BYTES / 16;
     static const int CODE_COPIES = (8 * CHUNKS + 127) / 128;
-    uint reported;
-
-    SHARED void report(Ring& ring) {
-        publish_to_products();
-        barrier_arrive(ring.full + reported);
-        if (++reported == STAGES) reported = 0;
-    }
 
     template <int ROWS>
     SHARED void tile(Ring& ring, const RingTile& in, uint t) {
@@ -114,7 +111,7 @@ struct Filler {
         uint row = in.row(min(t, in.count - 1));
         const float* sums = in.rows.sums + (ulong)row * groups;
         const float* units = in.rows.units + (ulong)row * slices;
-        uint to_row = t / 8 * 128 + (t % 8 ^ t / 8 % 8) * 16;
+        uint to_row = t / 8 * 128 + (t % 8 ^ t / 8 % 8) * 16, to_float = float_place(t) * 4;
 #pragma unroll 1
         for (uint step = 0; step < steps; step++) {
             barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
@@ -131,22 +128,14 @@ struct Filler {
             }
             if (t < 8 * PARAM_CHUNKS) copy_async_16(stage + R::ROW_BYTES + R::CODE_BYTES + t * 16, params);
             if (t < ROWS) {
-                copy_async_4(stage + R::SUMS_AT + t * 4, sums);
+                copy_async_4(stage + R::SUMS_AT + to_float, sums);
                 if ((step + 1) % SLICE_STEPS == 0 || step + 1 == steps)
-                    copy_async_4(stage + R::UNITS_AT + t * 4, units + step / SLICE_STEPS);
+                    copy_async_4(stage + R::UNITS_AT + to_float, units + step / SLICE_STEPS);
             }
             if (S::GROUP == 64 || step % 2 == 1) params += S::GROUP_BYTES, sums++;
-            copy_async_commit();
-            copy_async_wait<COPY_STEPS>();
-            if (ring.step >= COPY_STEPS) report(ring);
+            copy_async_report(ring.full + ring.stage);
             ring.next();
         }
-    }
-
-    // Reports the last steps.
-    SHARED void finish(Ring& ring) {
-        copy_async_wait<0>();
-        for (uint left = min(ring.step, (uint)COPY_STEPS); left > 0; left--) report(ring);
     }
 };
 
@@ -172,16 +161,72 @@ SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint l
     }
 }
 
-// Sums of a warp: d[4 j + i] as in `multiply_warpgroup`.
-template <int ROWS>
-struct RingSums {
-    float v[ROWS / 2];
-};
-
-// Exact sums of a group in the making, of both digits.
+// The products of a warpgroup: 64 outputs by ROWS rows, in PARTS parts along the rows. While the group sums of
+// one part are scaled, the products of the other run. Values of a part: [4 j + i] as in `multiply_warpgroup`.
 template <class S, int ROWS>
-struct ExactSums {
-    float low[ROWS / 2], high[S::WIDE ? ROWS / 2 : 1];
+struct RingProducts {
+    typedef RingShape<S> R;
+    static const int PARTS = !S::WIDE && ROWS >= SPLIT_ROWS ? 2 : 1, PART = ROWS / PARTS;
+    // Slice sums, and exact sums of the group in the making, of both digits.
+    float sums[PARTS][PART / 2];
+    float low[PARTS][PART / 2], high[S::WIDE ? PARTS : 1][S::WIDE ? PART / 2 : 1];
+
+    SHARED void clear() {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+#pragma unroll
+            for (int i = 0; i < PART / 2; i++) sums[p][i] = 0.0f;
+    }
+
+    // Products of a part and step begin. ODD: the step's number is.
+    template <int P, bool ODD>
+    SHARED void begin(const StepFragments<S>& f, const uchar* stage) {
+        ulong b = operand(stage + P * PART * 2 * STEP);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint add = k > 0 || (S::GROUP == 128 && ODD);
+            multiply_warpgroup<PART>(low[P], f.low[k], b + 2 * k, add);
+            if constexpr (S::WIDE) multiply_warpgroup<PART>(high[P], f.high[k], b + 2 * k, add);
+        }
+        products_commit();
+    }
+
+    // Waits for the products of part P, after which LEFT groups of products run on, and scales its group sums.
+    // `floats`: sums of the rows' codes.
+    template <int P, int LEFT, bool ENDS>
+    SHARED void finish(const Scales& s, const float* floats) {
+        float4 row_sums[PART / 16];
+#pragma unroll
+        for (int n = 0; n < PART / 16; n++)
+            if (ENDS) row_sums[n] = *(const float4*)(floats + P * PART + 16 * n);
+        products_wait<LEFT>();
+        if constexpr (ENDS) scale<P>(s, row_sums);
+    }
+
+    template <int P>
+    SHARED void scale(const Scales& s, const float4* row_sums) {
+#pragma unroll
+        for (int i = 0; i < PART / 2; i++) {
+            // Not before the wait.
+            asm volatile("" : "+f"(low[P][i]));
+            if constexpr (S::WIDE) asm volatile("" : "+f"(high[P][i]));
+        }
+#pragma unroll
+        for (int n = 0; n < PART / 8; n++) {
+            const float4& four = row_sums[n / 2];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float& acc = sums[P][4 * n + i];
+                float first = n % 2 ? four.z : four.x, second = n % 2 ? four.w : four.y;
+                float own = i % 2 ? second : first, group = low[P][4 * n + i];
+                if constexpr (S::WIDE)
+                    group = FMA(16.0f, FMA(0.5f, own, high[P][4 * n + i]), group);
+                acc = FMA(group, s.scale[i / 2], acc);
+                if (S::AFFINE) acc = FMA(s.bias[i / 2], own, acc);
+            }
+        }
+    }
 };
 
 // The warp needs the stage no longer.
@@ -190,83 +235,75 @@ SHARED void give_back(ulong* empty, uint lane) {
     if (lane == 0) barrier_arrive(empty);
 }
 
-// One step: its products begin, the fragments of the next step are made, and the group, if it ends here, is
-// scaled. `last`: the tile has no next step.
-template <class S, int ROWS>
-SHARED void ring_step(Ring& ring, RingSums<ROWS>& sums, ExactSums<S, ROWS>& exact, StepFragments<S>& own,
-                      StepFragments<S>& next, uint step, bool last, uint tile, uint lane) {
-    typedef RingShape<S> R;
-    const uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
-    const bool ends = S::GROUP == 64 || step % 2 == 1;
-    ulong b = operand(stage);
-    products_begin();
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint add = k > 0 || (S::GROUP == 128 && step % 2 == 1);
-        multiply_warpgroup<ROWS>(exact.low, own.low[k], b + 2 * k, add);
-        if constexpr (S::WIDE) multiply_warpgroup<ROWS>(exact.high, own.high[k], b + 2 * k, add);
-    }
-    products_commit();
-    ring.next();
-    if (!last) {
-        barrier_wait(ring.full + ring.stage, ring.parity);
-        make_step<S>(next, ring.stages + ring.stage * R::STAGE_BYTES, tile, lane);
-    }
-    Scales s = load_scales<S>(stage + R::ROW_BYTES + R::CODE_BYTES + tile * S::GROUP_BYTES, 0, lane / 4);
-    const float* row_sums = (const float*)(stage + R::SUMS_AT) + lane % 4 * 2;
-    products_wait<0>();
-    if (ends) {
-#pragma unroll
-        for (int n = 0; n < ROWS / 8; n++) {
-            float2 sum = *(const float2*)(row_sums + 8 * n);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float& acc = sums.v[4 * n + i];
-                float own_sum = i % 2 ? sum.y : sum.x, group = exact.low[4 * n + i];
-                if constexpr (S::WIDE) group = FMA(16.0f, FMA(0.5f, own_sum, exact.high[4 * n + i]), group);
-                acc = FMA(group, s.scale[i / 2], acc);
-                if (S::AFFINE) acc = FMA(s.bias[i / 2], own_sum, acc);
-            }
-        }
-    }
+// Waits for the ring's stage and makes the fragments of its step.
+template <class S>
+SHARED void take_step(StepFragments<S>& f, const Ring& ring, uint warp, uint lane) {
+    barrier_wait(ring.full + ring.stage, ring.parity);
+    publish_to_products();
+    make_step<S>(f, ring.stages + ring.stage * RingShape<S>::STAGE_BYTES, warp, lane);
 }
 
-// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), gives the
-// stage back, and puts the last totals where the rows' results begin (`place(n)`).
-template <class S, int ROWS, class Place>
-SHARED void ring_slice(RingSums<ROWS>& sums, const Ring& ring, uint stage, float* totals, bool first,
-                       bool last, const RingTile& in, uint warp, uint lane, Place place) {
+// The rest of a step whose part 0 has begun. LAST: of the tile; otherwise the next one is begun.
+template <bool ODD, bool LAST, class S, int ROWS>
+SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepFragments<S>& own,
+                      StepFragments<S>& next, uint warp, uint lane) {
     typedef RingShape<S> R;
-    const float* units = (const float*)(ring.stages + stage * R::STAGE_BYTES + R::UNITS_AT);
+    const int PARTS = RingProducts<S, ROWS>::PARTS;
+    const bool ENDS = S::GROUP == 64 || ODD || LAST;
+    const uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
+    if constexpr (PARTS == 2) products.template begin<1, ODD>(own, stage);
+    ring.next();
+    if constexpr (!LAST) take_step<S>(next, ring, warp, lane);
+    Scales s = load_scales<S>(stage + R::ROW_BYTES + R::CODE_BYTES + warp * S::GROUP_BYTES, 0, lane / 4);
+    const float* floats = (const float*)(stage + R::SUMS_AT) + lane % 4 * 4;
+    products.template finish<0, PARTS - 1, ENDS>(s, floats);
+    if constexpr (!LAST) products.template begin<0, !ODD>(next, ring.stages + ring.stage * R::STAGE_BYTES);
+    if constexpr (PARTS == 2) products.template finish<1, LAST ? 0 : 1, ENDS>(s, floats);
+}
+
+// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), and gives
+// the stage back.
+template <bool LAST, class S, int ROWS>
+SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint stage, float* totals, bool first,
+                       uint lane) {
+    typedef RingShape<S> R;
+    const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
+    const float* units =
+        (const float*)(ring.stages + stage * R::STAGE_BYTES + R::UNITS_AT) + lane % 4 * 4;
     float4* mine = (float4*)totals + threadIdx.x;
-    uint output = in.tile * 16 + warp * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < ROWS / 8; n++) {
-        float2 unit = *(const float2*)(units + 8 * n + lane % 4 * 2);
+        float2 unit = *(const float2*)(units + n / 2 * 16 + n % 2 * 2);
         float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : mine[n * PRODUCT_THREADS];
-        float* v = sums.v + 4 * n;
+        float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
         v[0] = before.x + v[0] * unit.x, v[1] = before.y + v[1] * unit.y;
         v[2] = before.z + v[2] * unit.x, v[3] = before.w + v[3] * unit.y;
-        if (!last) mine[n * PRODUCT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        if (!LAST) mine[n * PRODUCT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
     }
     give_back(ring.empty + stage, lane);
-    if (last) {
-        // Addresses are made here, not kept in registers since the tile began.
-        uint pair = lane % 4 * 2;
-        asm volatile("" : "+r"(pair));
+    if (!LAST) products.clear();
+}
+
+// Puts totals where the rows' results begin (`place(n)`).
+template <class S, int ROWS, class Place>
+SHARED void put_totals(const RingProducts<S, ROWS>& products, const RingTile& in, uint warp, uint lane,
+                       Place place) {
+    const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
+    uint output = in.tile * 16 + warp * 16 + lane / 4;
+    // Addresses are made here, not kept in registers since the tile began.
+    uint pair = lane % 4 * 2;
+    asm volatile("" : "+r"(pair));
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; n++)
+    for (int n = 0; n < ROWS / 8; n++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint row = 8 * n + pair + j;
-                if (row >= in.count) continue;
-                float* to = place(row) + output;
-                if (output < in.outputs) to[0] = sums.v[4 * n + j];
-                if (output + 8 < in.outputs) to[8] = sums.v[4 * n + 2 + j];
-            }
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) sums.v[i] = 0.0f;
+        for (int j = 0; j < 2; j++) {
+            uint row = 8 * n + pair + j;
+            if (row >= in.count) continue;
+            const float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
+            float* to = place(row) + output;
+            if (output < in.outputs) to[0] = v[j];
+            if (output + 8 < in.outputs) to[8] = v[2 + j];
+        }
 }
 
 // The products of a tile by the two multiplying warpgroups.
@@ -274,32 +311,34 @@ template <class S, int ROWS, class Place>
 SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place) {
     typedef RingShape<S> R;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = in.cols / STEP;
-    RingSums<ROWS> sums;
-    ExactSums<S, ROWS> exact;
+    RingProducts<S, ROWS> products;
     StepFragments<S> even, odd;
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) {
-        sums.v[i] = 0.0f, exact.low[i] = 0.0f;
-        if (S::WIDE) exact.high[i] = 0.0f;
-    }
-    barrier_wait(ring.full + ring.stage, ring.parity);
-    make_step<S>(even, ring.stages + ring.stage * R::STAGE_BYTES, warp, lane);
+    products.clear();
+    take_step<S>(even, ring, warp, lane);
+    products.template begin<0, false>(even, ring.stages + ring.stage * R::STAGE_BYTES);
 #pragma unroll 1
-    for (uint step = 0; step < steps; step += 2) {
+    for (uint step = 0;; step += 2) {
         uint stage = ring.stage;
-        bool last = step + 1 == steps;
-        ring_step<S, ROWS>(ring, sums, exact, even, odd, step, last, warp, lane);
-        if (!last) {
-            give_back(ring.empty + stage, lane);
-            stage = ring.stage;
-            last = step + 2 == steps;
-            ring_step<S, ROWS>(ring, sums, exact, odd, even, step + 1, last, warp, lane);
+        if (step + 1 == steps) {
+            ring_step<false, true>(ring, products, even, odd, warp, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, lane);
+            break;
         }
-        if (last || (step + 2) % SLICE_STEPS == 0)
-            ring_slice<S, ROWS>(sums, ring, stage, totals, step < SLICE_STEPS, last, in, warp, lane, place);
+        ring_step<false, false>(ring, products, even, odd, warp, lane);
+        give_back(ring.empty + stage, lane);
+        stage = ring.stage;
+        if (step + 2 == steps) {
+            ring_step<true, true>(ring, products, odd, even, warp, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, lane);
+            break;
+        }
+        ring_step<true, false>(ring, products, odd, even, warp, lane);
+        if ((step + 2) % SLICE_STEPS == 0)
+            ring_slice<false>(products, ring, stage, totals, step < SLICE_STEPS, lane);
         else
             give_back(ring.empty + stage, lane);
     }
+    put_totals(products, in, warp, lane, place);
 }
 
 // f(form) with the least form of the products that has `count` rows, at most MAX.
@@ -328,14 +367,13 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
     ring.init(threadIdx.x);
     if (threadIdx.x >= PRODUCT_THREADS) {
         fewer_registers<FILL_REGISTERS>();
-        Filler<typename Tiles::Stored> filler = {0};
+        Filler<typename Tiles::Stored> filler;
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             RingTile in = tiles.tile(n);
             with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
                 filler.template tile<decltype(rows)::COUNT>(ring, in, threadIdx.x - PRODUCT_THREADS);
             });
         }
-        filler.finish(ring);
     } else {
         more_registers<PRODUCT_REGISTERS>();
         float* totals = (float*)(ring.stages + STAGES * RingShape<typename Tiles::Stored>::STAGE_BYTES);

@@ -30,6 +30,14 @@ SHARED void barrier_wait(ulong* barrier, uint parity) {
 #endif
 }
 
+// Arrives when all copies that this thread has started are there; counts like another arrival.
+SHARED void copy_async_report(ulong* barrier) {
+#ifdef WARPGROUPS
+    uint at = (uint)__cvta_generic_to_shared(barrier);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+#endif
+}
+
 // Lets warpgroup products read what this thread has stored to shared memory or what copies brought that it
 // has waited for.
 SHARED void publish_to_products() {
@@ -98,6 +106,19 @@ SHARED void multiply_32(float* d, const uint* a, ulong b, uint add) {
 #endif
 }
 
+SHARED void multiply_48(float* d, const uint* a, ulong b, uint add) {
+#ifdef WARPGROUPS
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+        "%20, %21, %22, %23}, "
+        "{%24, %25, %26, %27}, %28, p, 1, 1, 0;\n}"
+        : FLOATS_8(d + 0), FLOATS_8(d + 8), FLOATS_8(d + 16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+#endif
+}
+
 SHARED void multiply_64(float* d, const uint* a, ulong b, uint add) {
 #ifdef WARPGROUPS
     asm volatile(
@@ -144,8 +165,9 @@ SHARED void multiply_128(float* d, const uint* a, ulong b, uint add) {
 
 template <int ROWS>
 SHARED void multiply_warpgroup(float* d, const uint* a, ulong b, uint add) {
-    static_assert(ROWS == 32 || ROWS == 64 || ROWS == 96 || ROWS == 128, "forms of the product");
+    static_assert(ROWS == 32 || ROWS == 48 || ROWS == 64 || ROWS == 96 || ROWS == 128, "forms of the product");
     if (ROWS == 32) multiply_32(d, a, b, add);
+    if (ROWS == 48) multiply_48(d, a, b, add);
     if (ROWS == 64) multiply_64(d, a, b, add);
     if (ROWS == 96) multiply_96(d, a, b, add);
     if (ROWS == 128) multiply_128(d, a, b, add);
