@@ -39,7 +39,6 @@ struct ExpertTiles {
     SHARED uint blocks() const { return (outputs() + 127) / 128; }
     SHARED uint all_blocks() const { return DOWN ? blocks() : 2 * blocks(); }
     SHARED uint count() const { return args.tiles[0] * all_blocks(); }
-    SHARED const uint* pairs(uint n) const { return args.order + args.tiles[3 + 2 * (n / all_blocks())]; }
     SHARED uint which(uint n) const { return DOWN ? 2 : n % all_blocks() / blocks(); }
     SHARED RingTile tile(uint n) const {
         uint expert = args.tiles[2 + 2 * (n / all_blocks())];
@@ -47,14 +46,9 @@ struct ExpertTiles {
         uint count = min(args.starts[expert + 1] - first, (uint)RingShape<Stored>::ROWS);
         uint block = n % all_blocks() % blocks();
         const Packed& weights = args.matrices[which(n) * args.experts + expert].weights;
-        return RingTile{weights, DOWN ? args.hidden : args.in, args.order + first,  DOWN ? 1 : args.k, 0,
-                        count,   DOWN ? args.inner : args.width,   block * 8, outputs()};
-    }
-    SHARED auto place(uint n) const {
-        const uint* own = pairs(n);
-        float* to = DOWN ? args.out : args.gate_up + (ulong)which(n) * args.pairs * args.inner;
-        uint width = outputs();
-        return [=](uint row) { return to + (ulong)own[row] * width; };
+        float* out = DOWN ? args.out : args.gate_up + (ulong)which(n) * args.pairs * args.inner;
+        return RingTile{weights, DOWN ? args.hidden : args.in,    args.order + first, DOWN ? 1 : args.k, 0,
+                        count,   DOWN ? args.inner : args.width, block * 8,          outputs(),         out};
     }
 };
 

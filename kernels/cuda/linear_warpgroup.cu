@@ -35,13 +35,9 @@ struct LinearTiles {
         const WarpgroupTarget& to = target(n);
         uint first = n % row_tiles() * args.tile_rows, count = min(args.rows - first, args.tile_rows);
         uint block = n / row_tiles() - to.first_block;
-        return RingTile{to.weights, args.in, nullptr, 1, first, count, args.cols, block * 8, to.outputs};
-    }
-    SHARED auto place(uint n) const {
-        const WarpgroupTarget& to = target(n);
-        float* out = to.out + (ulong)(n % row_tiles() * args.tile_rows) * to.outputs;
-        uint outputs = to.outputs;
-        return [=](uint row) { return out + (ulong)row * outputs; };
+        float* out = to.out + (ulong)first * to.outputs;
+        return RingTile{to.weights, args.in,   nullptr,   1,          first,
+                        count,      args.cols, block * 8, to.outputs, out};
     }
 };
 

@@ -39,17 +39,20 @@ struct RingShape {
     static const int CODE_BYTES = 8 * S::STEP_WORDS * 4;
     static const int PARAM_BYTES = 8 * S::GROUP_BYTES;
     static const int SUM_BYTES = 4 * ROWS;
+    // Places of results are there in a tile's last step, units in a slice's.
     static const int SUMS_AT = ROW_BYTES + CODE_BYTES + PARAM_BYTES, UNITS_AT = SUMS_AT + SUM_BYTES;
-    static const int STAGE_BYTES = (UNITS_AT + SUM_BYTES + 1023) / 1024 * 1024;
+    static const int PLACES_AT = UNITS_AT + SUM_BYTES;
+    static const int STAGE_BYTES = (PLACES_AT + SUM_BYTES + 1023) / 1024 * 1024;
 };
 
 // What a tile multiplies: `count` rows (row n is `index[n] / divisor`, or first + n) of `cols` inputs by the
-// outputs 16 tile .. + 127 of `tiles` tiles.
+// outputs 16 tile .. + 127 of `tiles` tiles. Results of row n go to row `index[n]` of `out`, or n.
 struct RingTile {
     Packed weights;
     AlignedRows rows;
     const uint* index;
     uint divisor, first, count, cols, tile, outputs;
+    float* out;
     SHARED uint row(uint n) const { return index ? index[n] / divisor : first + n; }
 };
 
@@ -131,6 +134,8 @@ struct Filler {
                 copy_async_4(stage + R::SUMS_AT + to_float, sums);
                 if ((step + 1) % SLICE_STEPS == 0 || step + 1 == steps)
                     copy_async_4(stage + R::UNITS_AT + to_float, units + step / SLICE_STEPS);
+                if (in.index && step + 1 == steps)
+                    copy_async_4(stage + R::PLACES_AT + to_float, in.index + min(t, in.count - 1));
             }
             if (S::GROUP == 64 || step % 2 == 1) params += S::GROUP_BYTES, sums++;
             copy_async_report(ring.full + ring.stage);
@@ -261,11 +266,11 @@ SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepFragments
     if constexpr (PARTS == 2) products.template finish<1, LAST ? 0 : 1, ENDS>(s, floats);
 }
 
-// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), and gives
-// the stage back.
+// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), reads places
+// of results at the tile's end, and gives the stage back.
 template <bool LAST, class S, int ROWS>
 SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint stage, float* totals, bool first,
-                       uint lane) {
+                       uint2* places, uint lane) {
     typedef RingShape<S> R;
     const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
     const float* units =
@@ -279,40 +284,44 @@ SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint s
         v[0] = before.x + v[0] * unit.x, v[1] = before.y + v[1] * unit.y;
         v[2] = before.z + v[2] * unit.x, v[3] = before.w + v[3] * unit.y;
         if (!LAST) mine[n * PRODUCT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        if (LAST) places[n] = *(const uint2*)((const uchar*)(units + n / 2 * 16 + n % 2 * 2) + R::SUM_BYTES);
     }
     give_back(ring.empty + stage, lane);
     if (!LAST) products.clear();
 }
 
-// Puts totals where the rows' results begin (`place(n)`).
-template <class S, int ROWS, class Place>
-SHARED void put_totals(const RingProducts<S, ROWS>& products, const RingTile& in, uint warp, uint lane,
-                       Place place) {
+// Puts totals where they belong. `places`: those of the lane's rows.
+template <class S, int ROWS>
+SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* places, const RingTile& in, uint warp,
+                       uint lane) {
     const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
-    uint output = in.tile * 16 + warp * 16 + lane / 4;
-    // Addresses are made here, not kept in registers since the tile began.
-    uint pair = lane % 4 * 2;
-    asm volatile("" : "+r"(pair));
+    // Made here, not kept in registers since the tile began.
+    uint pair = lane % 4 * 2, output = warp * 16 + lane / 4;
+    asm volatile("" : "+r"(pair), "+r"(output));
+    output += in.tile * 16;
+    float* to = in.out + output;
+    bool low = output < in.outputs, high = output + 8 < in.outputs;
 #pragma unroll
-    for (int n = 0; n < ROWS / 8; n++)
+    for (int n = 0; n < ROWS / 8; n++) {
+        const float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            uint row = 8 * n + pair + j;
-            if (row >= in.count) continue;
-            const float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
-            float* to = place(row) + output;
-            if (output < in.outputs) to[0] = v[j];
-            if (output + 8 < in.outputs) to[8] = v[2 + j];
+            uint row = 8 * n + pair + j, place = in.index ? (j ? places[n].y : places[n].x) : row;
+            float* at = to + (ulong)place * in.outputs;
+            if (low && row < in.count) at[0] = v[j];
+            if (high && row < in.count) at[8] = v[2 + j];
         }
+    }
 }
 
 // The products of a tile by the two multiplying warpgroups.
-template <class S, int ROWS, class Place>
-SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place) {
+template <class S, int ROWS>
+SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in) {
     typedef RingShape<S> R;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = in.cols / STEP;
     RingProducts<S, ROWS> products;
     StepFragments<S> even, odd;
+    uint2 places[ROWS / 8];
     products.clear();
     take_step<S>(even, ring, warp, lane);
     products.template begin<0, false>(even, ring.stages + ring.stage * R::STAGE_BYTES);
@@ -321,7 +330,7 @@ SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place
         uint stage = ring.stage;
         if (step + 1 == steps) {
             ring_step<false, true>(ring, products, even, odd, warp, lane);
-            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
             break;
         }
         ring_step<false, false>(ring, products, even, odd, warp, lane);
@@ -329,16 +338,16 @@ SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in, Place place
         stage = ring.stage;
         if (step + 2 == steps) {
             ring_step<true, true>(ring, products, odd, even, warp, lane);
-            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
             break;
         }
         ring_step<true, false>(ring, products, odd, even, warp, lane);
         if ((step + 2) % SLICE_STEPS == 0)
-            ring_slice<false>(products, ring, stage, totals, step < SLICE_STEPS, lane);
+            ring_slice<false>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
         else
             give_back(ring.empty + stage, lane);
     }
-    put_totals(products, in, warp, lane, place);
+    put_totals(products, places, in, warp, lane);
 }
 
 // f(form) with the least form of the products that has `count` rows, at most MAX.
@@ -358,8 +367,7 @@ SHARED void with_rows(uint count, F f) {
     }
 }
 
-// All of a block's tiles. `Tiles`: kind of matrix `Stored`, `count()`, `tile(n)`, and `place(n)`, which says
-// where results of the tile's rows begin.
+// All of a block's tiles. `Tiles`: kind of matrix `Stored`, `count()` and `tile(n)`.
 template <class Tiles>
 SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
     uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
@@ -380,7 +388,7 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             RingTile in = tiles.tile(n);
             with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
-                ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in, tiles.place(n));
+                ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in);
             });
         }
     }

@@ -101,7 +101,7 @@ impl Kind {
 
     /// Bytes of a stage of the warpgroup form's ring.
     pub(super) fn ring_bytes(self) -> usize {
-        let rows = self.ring_rows() * (2 * STEP + 2 * 4);
+        let rows = self.ring_rows() * (2 * STEP + 3 * 4);
         (rows + 8 * 128 * self.bits() + 8 * self.group_bytes()).next_multiple_of(1024)
     }
 
