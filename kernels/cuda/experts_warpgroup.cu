@@ -35,6 +35,7 @@ struct ExpertTiles {
     typedef ::Stored Stored;
     const ExpertArgs& args;
 
+    SHARED uint cols() const { return DOWN ? args.inner : args.width; }
     SHARED uint outputs() const { return DOWN ? args.width : args.inner; }
     SHARED uint blocks() const { return (outputs() + 127) / 128; }
     SHARED uint all_blocks() const { return DOWN ? blocks() : 2 * blocks(); }
@@ -48,7 +49,7 @@ struct ExpertTiles {
         const Packed& weights = args.matrices[which(n) * args.experts + expert].weights;
         float* out = DOWN ? args.out : args.gate_up + (ulong)which(n) * args.pairs * args.inner;
         return RingTile{weights, DOWN ? args.hidden : args.in,    args.order + first, DOWN ? 1 : args.k, 0,
-                        count,   DOWN ? args.inner : args.width, block * 8,          outputs(),         out};
+                        count,   cols(), block * 8,          outputs(),         out};
     }
 };
 

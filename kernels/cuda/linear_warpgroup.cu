@@ -24,6 +24,7 @@ struct LinearTiles {
     typedef Kind<KIND0>::Stored Stored;
     const WarpgroupArgs& args;
 
+    SHARED uint cols() const { return args.cols; }
     SHARED uint row_tiles() const { return (args.rows + args.tile_rows - 1) / args.tile_rows; }
     SHARED uint count() const { return args.blocks * row_tiles(); }
     SHARED const WarpgroupTarget& target(uint n) const {

@@ -56,28 +56,54 @@ struct RingTile {
     SHARED uint row(uint n) const { return index ? index[n] / divisor : first + n; }
 };
 
-// The ring: STAGES stages and two barriers for each. Goes through the steps of all tiles of the block.
+// What those who multiply have to know of a tile, so that they need not look it up.
+struct TileNote {
+    float* out;
+    uint count, output, outputs, indexed, unused[2];
+};
+// A note more than stages: who fills is at most so many steps, and tiles, ahead.
+#define NOTES (STAGES + 1)
+
+// The ring: STAGES stages and two barriers for each; notes of tiles and a barrier for each. Goes through the
+// steps of all tiles of the block.
 struct Ring {
     uchar* stages;
     ulong* full;
     ulong* empty;
-    uint stage, parity;
+    ulong* noted;
+    TileNote* notes;
+    uint stage, parity, note, note_parity;
 
     SHARED Ring(uchar* smem) {
         full = (ulong*)smem;
         empty = full + STAGES;
+        noted = empty + STAGES;
+        notes = (TileNote*)(smem + 512);
         stages = smem + 1024;
-        stage = 0, parity = 0;
+        stage = 0, parity = 0, note = 0, note_parity = 0;
     }
     SHARED void init(uint thread) {
         if (thread < STAGES) {
             barrier_init(full + thread, 128);
             barrier_init(empty + thread, PRODUCT_THREADS / 32);
         }
+        if (thread < NOTES) barrier_init(noted + thread, 1);
         __syncthreads();
     }
     SHARED void next() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    // One thread writes notes, those who multiply read them.
+    SHARED void write_note(const TileNote& tile) {
+        notes[note] = tile;
+        barrier_arrive(noted + note);
+        if (++note == NOTES) note = 0;
+    }
+    SHARED TileNote read_note() {
+        barrier_wait(noted + note, note_parity);
+        TileNote tile = notes[note];
+        if (++note == NOTES) note = 0, note_parity ^= 1;
+        return tile;
     }
 };
 
@@ -292,13 +318,13 @@ SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint s
 
 // Puts totals where they belong. `places`: those of the lane's rows.
 template <class S, int ROWS>
-SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* places, const RingTile& in, uint warp,
-                       uint lane) {
+SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* places, const TileNote& in,
+                       uint warp, uint lane) {
     const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
     // Made here, not kept in registers since the tile began.
     uint pair = lane % 4 * 2, output = warp * 16 + lane / 4;
     asm volatile("" : "+r"(pair), "+r"(output));
-    output += in.tile * 16;
+    output += in.output;
     float* to = in.out + output;
     bool low = output < in.outputs, high = output + 8 < in.outputs;
 #pragma unroll
@@ -306,7 +332,7 @@ SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* place
         const float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            uint row = 8 * n + pair + j, place = in.index ? (j ? places[n].y : places[n].x) : row;
+            uint row = 8 * n + pair + j, place = in.indexed ? (j ? places[n].y : places[n].x) : row;
             float* at = to + (ulong)place * in.outputs;
             if (low && row < in.count) at[0] = v[j];
             if (high && row < in.count) at[8] = v[2 + j];
@@ -316,9 +342,9 @@ SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* place
 
 // The products of a tile by the two multiplying warpgroups.
 template <class S, int ROWS>
-SHARED void ring_tile(Ring& ring, float* totals, const RingTile& in) {
+SHARED void ring_tile(Ring& ring, float* totals, const TileNote& in, uint steps) {
     typedef RingShape<S> R;
-    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = in.cols / STEP;
+    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     RingProducts<S, ROWS> products;
     StepFragments<S> even, odd;
     uint2 places[ROWS / 8];
@@ -367,28 +393,33 @@ SHARED void with_rows(uint count, F f) {
     }
 }
 
-// All of a block's tiles. `Tiles`: kind of matrix `Stored`, `count()` and `tile(n)`.
+// All of a block's tiles. `Tiles`: kind of matrix `Stored`, inputs `cols()`, `count()` and `tile(n)`.
 template <class Tiles>
 SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
     uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
     Ring ring(smem);
     ring.init(threadIdx.x);
+    const int MOST = RingShape<typename Tiles::Stored>::ROWS;
     if (threadIdx.x >= PRODUCT_THREADS) {
         fewer_registers<FILL_REGISTERS>();
         Filler<typename Tiles::Stored> filler;
+        uint thread = threadIdx.x - PRODUCT_THREADS;
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             RingTile in = tiles.tile(n);
-            with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
-                filler.template tile<decltype(rows)::COUNT>(ring, in, threadIdx.x - PRODUCT_THREADS);
+            if (thread == 0)
+                ring.write_note(
+                    TileNote{in.out, in.count, in.tile * 16, in.outputs, in.index != nullptr, {0, 0}});
+            with_rows<MOST>(in.count, [&](auto rows) {
+                filler.template tile<decltype(rows)::COUNT>(ring, in, thread);
             });
         }
     } else {
         more_registers<PRODUCT_REGISTERS>();
         float* totals = (float*)(ring.stages + STAGES * RingShape<typename Tiles::Stored>::STAGE_BYTES);
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
-            RingTile in = tiles.tile(n);
-            with_rows<RingShape<typename Tiles::Stored>::ROWS>(in.count, [&](auto rows) {
-                ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in);
+            TileNote in = ring.read_note();
+            with_rows<MOST>(in.count, [&](auto rows) {
+                ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in, tiles.cols() / STEP);
             });
         }
     }
