@@ -1,7 +1,9 @@
-// Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64 or
-// 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
+// Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64
+// or 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
 // weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
-// fills. While one of the two scales its finished group sums, the products of the other run.
+// fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products
+// of the other run. Copies report to the barriers by themselves, so that as many steps as there are stages
+// are on their way; a fence in who fills would wait for all of them.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
@@ -192,8 +194,8 @@ SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint l
     }
 }
 
-// The products of a warpgroup: 64 outputs by ROWS rows, in PARTS parts along the rows. While the group sums of
-// one part are scaled, the products of the other run. Values of a part: [4 j + i] as in `multiply_warpgroup`.
+// The products of a warpgroup: 64 outputs by ROWS rows, in PARTS parts along the rows. Values of a part:
+// [4 j + i] as in `multiply_warpgroup`.
 template <class S, int ROWS>
 struct RingProducts {
     typedef RingShape<S> R;
@@ -223,8 +225,8 @@ struct RingProducts {
         products_commit();
     }
 
-    // Waits for the products of part P, after which LEFT groups of products run on, and scales its group sums.
-    // `floats`: sums of the rows' codes.
+    // Waits for the products of part P, when LEFT groups of products may still run, and scales its group
+    // sums. `floats`: sums of the rows' codes.
     template <int P, int LEFT, bool ENDS>
     SHARED void finish(const Scales& s, const float* floats) {
         float4 row_sums[PART / 16];
@@ -292,11 +294,11 @@ SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepFragments
     if constexpr (PARTS == 2) products.template finish<1, LAST ? 0 : 1, ENDS>(s, floats);
 }
 
-// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), reads places
-// of results at the tile's end, and gives the stage back.
+// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), reads
+// places of results at the tile's end, and gives the stage back.
 template <bool LAST, class S, int ROWS>
-SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint stage, float* totals, bool first,
-                       uint2* places, uint lane) {
+SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint stage, float* totals,
+                       bool first, uint2* places, uint lane) {
     typedef RingShape<S> R;
     const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
     const float* units =
@@ -419,7 +421,8 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             TileNote in = ring.read_note();
             with_rows<MOST>(in.count, [&](auto rows) {
-                ring_tile<typename Tiles::Stored, decltype(rows)::COUNT>(ring, totals, in, tiles.cols() / STEP);
+                const int ROWS = decltype(rows)::COUNT;
+                ring_tile<typename Tiles::Stored, ROWS>(ring, totals, in, tiles.cols() / STEP);
             });
         }
     }

@@ -165,7 +165,8 @@ SHARED void multiply_128(float* d, const uint* a, ulong b, uint add) {
 
 template <int ROWS>
 SHARED void multiply_warpgroup(float* d, const uint* a, ulong b, uint add) {
-    static_assert(ROWS == 32 || ROWS == 48 || ROWS == 64 || ROWS == 96 || ROWS == 128, "forms of the product");
+    static_assert(ROWS == 32 || ROWS == 48 || ROWS == 64 || ROWS == 96 || ROWS == 128,
+                  "forms of the product");
     if (ROWS == 32) multiply_32(d, a, b, add);
     if (ROWS == 48) multiply_48(d, a, b, add);
     if (ROWS == 64) multiply_64(d, a, b, add);
