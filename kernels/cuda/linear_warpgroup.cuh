@@ -3,7 +3,7 @@
 // weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
 // fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products
 // of the other run. Copies report to the barriers by themselves, so that as many steps as there are stages
-// are on their way; a fence in who fills would wait for all of them.
+// are on their way.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
@@ -19,9 +19,7 @@
 #define PRODUCT_THREADS 256
 #define TILE_THREADS 384
 // From this many rows on, products have two parts.
-#ifndef SPLIT_ROWS
 #define SPLIT_ROWS 64
-#endif
 // Registers of a thread that fills and of one that multiplies: 64 Ki for the block.
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
