@@ -6,6 +6,7 @@ use quant::Matrix;
 
 use super::command::Command;
 use super::driver::{Driver, Result};
+use super::experts_stream::Stream;
 use super::launch::{Args, Launch};
 use super::linear::{
     FewPlaces, TILE_OUTPUTS, few_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
@@ -27,6 +28,8 @@ const DECODE_ROWS_MAX: usize = 64;
 const CHUNK: usize = 4;
 /// Up to this many rows the blocks choose the experts themselves, a warp a row.
 const ROUTED_ROWS_MAX: usize = 8;
+/// The same of blocks that do so once and stay.
+const STREAM_ROUTED_ROWS_MAX: usize = 32;
 /// Tiles of experts: most have few rows.
 const EXPERT_TILE_ROWS: usize = 64;
 /// Warps along the rows of a tile, and blocks that share a processor.
@@ -38,10 +41,10 @@ const SHARED_MAX: usize = 160 << 10;
 
 /// All routed experts of a layer.
 pub(super) struct PackedExperts {
-    count: usize,
-    width: usize,
-    inner: usize,
-    kinds: Vec<Kind>,
+    pub(super) count: usize,
+    pub(super) width: usize,
+    pub(super) inner: usize,
+    pub(super) kinds: Vec<Kind>,
     /// Group lengths of gate and up.
     groups: Vec<usize>,
     /// Group lengths of down.
@@ -50,8 +53,8 @@ pub(super) struct PackedExperts {
     /// `ExpertMatrix` `[gate, up, down][experts]`.
     table: DeviceMemory,
     /// Where expert 0's gate, up and down lie, and how far it is to the next expert's; 0 where they differ.
-    first: [[u64; 2]; 3],
-    stride: [u64; 3],
+    pub(super) first: [[u64; 2]; 3],
+    pub(super) stride: [u64; 3],
     /// [`Place::tame`] of all.
     tame: bool,
     kind: [u32; 3],
@@ -160,30 +163,30 @@ impl Call {
 
 /// What the launches of [`crate::Device::routed_experts`] do besides.
 #[derive(Clone, Copy, Debug, Default)]
-struct Beside {
+pub(super) struct Beside {
     /// [`crate::Device::route`] of these logits.
-    logits: Option<Buffer>,
+    pub(super) logits: Option<Buffer>,
     /// The shared expert's swiglu and down.
-    shared: Option<SharedExpert>,
+    pub(super) shared: Option<SharedExpert>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct SharedExpert {
-    gate: Buffer,
-    up: Buffer,
-    inner: Buffer,
-    down: MatrixRef,
-    out: Buffer,
+pub(super) struct SharedExpert {
+    pub(super) gate: Buffer,
+    pub(super) up: Buffer,
+    pub(super) inner: Buffer,
+    pub(super) down: MatrixRef,
+    pub(super) out: Buffer,
 }
 
 /// The routed experts of a call.
 #[derive(Clone, Copy, Debug)]
-struct Routed {
-    x: Buffer,
-    rows: usize,
-    picks: Picks,
-    experts: ExpertsRef,
-    out: Buffer,
+pub(super) struct Routed {
+    pub(super) x: Buffer,
+    pub(super) rows: usize,
+    pub(super) picks: Picks,
+    pub(super) experts: ExpertsRef,
+    pub(super) out: Buffer,
 }
 
 impl Routed {
@@ -200,7 +203,9 @@ impl Routed {
     fn chooses(&self, c: &Lowering<'_>, logits: Buffer) -> bool {
         let (experts, k) = (c.experts(self.experts), c.picks(self.picks).2);
         let fits = experts.count == c.plane(logits).width && route::values(experts.count, k).is_ok();
-        fits && (1..=ROUTED_ROWS_MAX).contains(&self.rows) && self.rows * k <= UNLISTED_MAX
+        let few = (1..=ROUTED_ROWS_MAX).contains(&self.rows) && self.rows * k <= UNLISTED_MAX;
+        let streams = self.rows <= STREAM_ROUTED_ROWS_MAX && Stream::of(c, &experts, self.rows, k).is_some();
+        fits && (few || streams)
     }
 
     /// The shared expert, where the commands after this one are its swiglu and down and it is made like the
@@ -266,6 +271,9 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
         return prompt(c, &experts, &codes, ids, (rows, k), c.plane(x), out);
     }
     let hidden = c.scratch("experts_hidden", 4 * pairs * experts.inner)?;
+    if let Some(stream) = Stream::of(c, &experts, rows, k) {
+        return stream.lower(c, &experts, codes[0], hidden, &routed, &beside);
+    }
     let starts = c.scratch("experts_starts", 4 * (experts.count + 1))?;
     let order = c.scratch("experts_order", 4 * pairs)?;
     let (input, output) = (c.plane(x).ptr, c.output(out).ptr);

@@ -7,6 +7,7 @@ use quant::Matrix;
 use super::dense::{self, Dense};
 use super::driver::{Driver, Result};
 use super::launch::{Args, Kernel, Launch};
+use super::linear_stream;
 use super::lower::{Lowering, PlaneRef};
 use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, Place, SLICE, TILE};
@@ -335,6 +336,11 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
     let input = c.plane(x);
     let targets: Vec<(Arc<PackedMatrix>, PlaneRef)> =
         to.iter().map(|&(matrix, out)| (c.matrix(matrix), c.output(out))).collect();
+    let (grouped, dense): (Vec<_>, Vec<_>) =
+        targets.iter().cloned().partition(|(matrix, _)| matrix.kind.group().is_some());
+    if linear_stream::lower(c, x, input, rows, &grouped)? {
+        return dense.chunks(MATRICES_MAX).try_for_each(|dense| decode(c, x, input, rows, dense));
+    }
     let tiles: usize = targets.iter().map(|(matrix, _)| matrix.rows.div_ceil(TILE)).sum();
     let wide = |(matrix, _): &(Arc<PackedMatrix>, PlaneRef)| {
         matrix.kind == targets[0].0.kind && matrix.place.tame && warpgroup::has_form(c, matrix.kind)

@@ -108,6 +108,12 @@ fn mixtures_equal_the_cpu() {
     ] {
         mixture.check(&mut pair, rows, kind);
     }
+    let streamed = Mixture::new([20, 3, 512, 256], four, 43);
+    for (rows, kind) in
+        [(2, Kind::Tied), (5, Kind::Faulty), (8, Kind::Random), (23, Kind::Random), (40, Kind::Spread)]
+    {
+        streamed.check(&mut pair, rows, kind);
+    }
     // Many experts of which one row chooses many; a shared expert that is stored in a way of its own.
     let eight = Scheme { bits: 8, ..four };
     for (rows, kind) in [(1, Kind::Random), (3, Kind::Random), (40, Kind::Random)] {
