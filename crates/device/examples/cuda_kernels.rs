@@ -24,8 +24,8 @@ struct Spill {
 }
 
 /// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done again,
-/// K/V of 16 bits and pictures.
-const SPILLS: [Spill; 7] = [
+/// K/V of 16 bits, pictures and one word of a tile.
+const SPILLS: [Spill; 8] = [
     // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
     Spill {
         file: "experts.cu",
@@ -40,6 +40,14 @@ const SPILLS: [Spill; 7] = [
         kernel: "experts_gate_up",
         archs: &["sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"],
         most: 24,
+    },
+    // The tile's number, stored and loaded once a tile.
+    Spill {
+        file: "experts_warpgroup.cu",
+        with: "",
+        kernel: "experts_gate_up_warpgroup",
+        archs: &["sm_90a"],
+        most: 8,
     },
     Spill {
         file: "vision_attention.cu",
