@@ -21,6 +21,9 @@ const EPS: f32 = 1e-6;
 /// Colour channels of a prepared picture.
 const CHANNELS: usize = 3;
 
+/// Patches whose values are prepared at a time: a few megabytes, which a card takes in one copy.
+const PREPARED: usize = 256;
+
 /// A pass over all patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
@@ -198,14 +201,16 @@ impl Encoding {
     fn embed(&self, work: &mut Work<'_>, rows: &Range<usize>) -> Result<(), ModelError> {
         let (s, v) = (&work.tower.scratch, work.vision);
         let (mut values, mut positions) = (Vec::new(), Vec::new());
-        for (placed, own) in self.parts(rows) {
-            for at in own {
-                patch_row(v, &placed.picture, at, &mut values);
-                position_row(v, &work.weights.positions, placed.picture.grid, at, &mut positions);
+        let mut all = self.parts(rows).flat_map(|(placed, own)| own.map(move |at| (&placed.picture, at)));
+        for first in (0..rows.len()).step_by(PREPARED) {
+            (values.clear(), positions.clear());
+            for (picture, at) in all.by_ref().take(PREPARED) {
+                patch_row(v, picture, at, &mut values);
+                position_row(v, &work.weights.positions, picture.grid, at, &mut positions);
             }
+            work.device.write(s.patches, first, &values)?;
+            work.device.write(s.chunk, first, &positions)?;
         }
-        work.device.write(s.patches, 0, &values)?;
-        work.device.write(s.chunk, 0, &positions)?;
         work.device.linear(s.patches, rows.len(), &[(work.weights.patch.weight, s.update)])?;
         work.device.add_bias(s.chunk, s.update, rows.len(), work.weights.patch.bias)?;
         Ok(work.device.copy_values(s.chunk, 0, rows.len(), s.x, rows.start)?)
@@ -301,8 +306,11 @@ fn patch_row(vision: &VisionConfig, picture: &Picture, at: usize, out: &mut Vec<
     let area = vision.patch * vision.patch;
     let bytes = &picture.patches[at * CHANNELS * area..][..CHANNELS * area];
     for (plane, levels) in bytes.chunks_exact(area).zip(picture.levels.iter()) {
-        for _ in 0..vision.frames {
-            out.extend(plane.iter().map(|level| f64::from(levels[usize::from(*level)])));
+        let first = out.len();
+        out.extend(plane.iter().map(|level| f64::from(levels[usize::from(*level)])));
+        // A picture is a film that stands still.
+        for _ in 1..vision.frames {
+            out.extend_from_within(first..first + area);
         }
     }
 }
@@ -319,10 +327,12 @@ fn position_row(vision: &VisionConfig, table: &[f32], grid: [usize; 3], at: usiz
     let [row, column] = place_of(at, grid[2], vision.merge);
     let ((r0, r1, fr), (c0, c1, fc)) = (taps(row, grid[1]), taps(column, grid[2]));
     let entry = |row: usize, column: usize| &table[(row * side + column) * width..][..width];
-    let corners = [entry(r0, c0), entry(r0, c1), entry(r1, c0), entry(r1, c1)];
-    out.extend((0..width).map(|i| {
-        let [a, b, c, d] = corners.map(|corner| f64::from(corner[i]));
-        let (top, bottom) = (a * (1.0 - fc) + b * fc, c * (1.0 - fc) + d * fc);
+    // Slices side by side, which vectorizes: there are thousands of rows.
+    let top = entry(r0, c0).iter().zip(entry(r0, c1));
+    let bottom = entry(r1, c0).iter().zip(entry(r1, c1));
+    let between = |a: &f32, b: &f32, part: f64| f64::from(*a) * (1.0 - part) + f64::from(*b) * part;
+    out.extend(top.zip(bottom).map(|((a, b), (c, d))| {
+        let (top, bottom) = (between(a, b, fc), between(c, d, fc));
         top * (1.0 - fr) + bottom * fr
     }));
 }
