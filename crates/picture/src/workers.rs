@@ -53,7 +53,10 @@ impl Workers {
         let shared = Arc::new(Shared { queue, wake: Condvar::new() });
         let spawn = |at: usize| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("picture-{at}")).spawn(move || work(&shared))
+            std::thread::Builder::new().name(format!("picture-{at}")).spawn(move || {
+                give_way();
+                work(&shared);
+            })
         };
         let threads = (0..threads.max(1)).map(spawn).collect::<std::io::Result<_>>()?;
         Ok(Self { shared, threads, waiting_max })
@@ -100,6 +103,19 @@ impl Drop for Workers {
             // A worker catches the panics of its jobs.
             let _ = thread.join();
         }
+    }
+}
+
+/// Priority of a worker where others want the processor: a stream's next token does not wait for a picture.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
+
+/// Lowers the priority of this thread. Where that is refused it works on as it is.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: plain numbers; 0 is the calling thread.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
     }
 }
 

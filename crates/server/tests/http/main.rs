@@ -12,6 +12,7 @@ mod demo;
 mod errors;
 mod live;
 mod logs;
+mod made;
 mod messages;
 mod ollama;
 mod page;

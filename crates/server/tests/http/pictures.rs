@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::made;
 use crate::support::{MODEL, Server, Setup};
 
 fn seeing() -> Server {
@@ -23,19 +24,7 @@ fn url(bytes: &[u8]) -> String {
 
 /// A PNG header that declares this size, and nothing behind it.
 fn header(width: u32, height: u32) -> Vec<u8> {
-    let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
-    bytes.extend([width.to_be_bytes(), height.to_be_bytes()].concat());
-    bytes.extend([8, 2, 0, 0, 0]);
-    let mut crc = u32::MAX;
-    for byte in &bytes[12..] {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
-        }
-    }
-    bytes.extend((!crc).to_be_bytes());
-    bytes.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
-    bytes
+    [made::header(width, height), made::chunk(b"IDAT", &[])].concat()
 }
 
 fn part(url: &str) -> Value {
@@ -177,6 +166,71 @@ async fn each_bad_picture_has_its_answer() {
     let blind = Server::new();
     let answer = blind.chat(ask(&[data(&good)])).await;
     assert_eq!(answer.error(), (400, "unsupported_parameter".into(), place));
+}
+
+/// What is odd but a picture is seen, whatever its label, frames, colours and notes say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_pictures_are_seen() {
+    let server = seeing();
+    let good = file("dev-248-0.png");
+    let orientation = |of: u16| {
+        [&b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01"[..], &of.to_be_bytes(), &[0; 6]].concat()
+    };
+    let lies = [&b"MM\0\x2a\xff\xff\xff\xf0"[..], &[0xff; 40]].concat();
+    let profile = made::chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&[7; 300])].concat());
+    for (what, kind, bytes) in [
+        ("a PNG that calls itself JPEG", "jpeg", good.clone()),
+        ("a JPEG that calls itself SVG", "svg+xml", made::sample("colour.jpg")),
+        ("an animated GIF", "gif", made::sample("animated.gif")),
+        ("an animated WebP", "webp", made::sample("animated.webp")),
+        ("CMYK without a profile", "jpeg", made::sample("cmyk.jpg")),
+        ("a profile of nonsense", "png", made::png(1, 1, &profile, &[0, 1, 2, 3])),
+        ("EXIF that says sideways", "jpeg", made::with_exif(&orientation(6))),
+        ("an orientation that is none", "jpeg", made::with_exif(&orientation(4711))),
+        ("EXIF that points outside", "jpeg", made::with_exif(&lies)),
+        ("one pixel", "png", made::png(1, 1, &[], &[0, 1, 2, 3])),
+        ("as long and thin as may be", "png", made::png(200, 1, &[], &[0; 601])),
+        ("more pixels than its size says", "png", made::png(2, 2, &[], &vec![0; 4 << 20])),
+    ] {
+        let answer = server.chat(ask(&[part(&made::labelled(kind, &bytes))])).await;
+        assert_eq!(answer.status, 200, "{what}: {}", answer.text());
+        let usage = &answer.ok()["usage"];
+        assert!(usage["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{what}: {usage}");
+    }
+}
+
+/// Sizes that lie, in every format, and files that end early: each has its own answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sizes_that_lie_are_refused() {
+    let server = seeing();
+    let place = Some("messages[0].content[0]".to_owned());
+    let endless = made::chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&vec![0; 18 << 20])].concat());
+    let half = |name: &str| made::sample(name)[..made::sample(name).len() / 2].to_vec();
+    for (what, kind, bytes, code) in [
+        ("a PNG of 65,535 columns", "png", header(65_535, 400), "image_too_large"),
+        ("a JPEG of 65,535 columns", "jpeg", made::jpeg(65_535, 400), "image_too_large"),
+        ("a JPEG of 65,535 rows", "jpeg", made::jpeg(400, 65_535), "image_too_large"),
+        ("a GIF of 65,535 columns", "gif", made::gif(65_535, 65_535), "image_too_large"),
+        ("a WebP of 16 million columns", "webp", made::webp(1 << 24, 400), "image_too_large"),
+        ("a JPEG of 200 megapixels", "jpeg", made::jpeg(14_143, 14_143), "image_too_large"),
+        ("a JPEG of no rows", "jpeg", made::jpeg(40, 0), "invalid_image"),
+        ("a GIF of no columns", "gif", made::gif(0, 40), "invalid_image"),
+        (
+            "a PNG with too little for its size",
+            "png",
+            made::png(7000, 7000, &[], &[0; 4000]),
+            "invalid_image",
+        ),
+        ("a PNG of 201 to 1", "png", made::png(201, 1, &[], &[0; 604]), "invalid_image"),
+        ("a JPEG that ends early", "jpeg", half("colour.jpg"), "invalid_image"),
+        ("a WebP that ends early", "webp", half("lossy.webp"), "invalid_image"),
+        ("a GIF that ends early", "gif", half("animated.gif"), "invalid_image"),
+        ("a profile of 18 MiB", "png", made::png(1, 1, &endless, &[0, 1, 2, 3]), "invalid_image"),
+        ("21 MiB", "png", [header(40, 40), vec![0; 21 << 20]].concat(), "image_too_large"),
+    ] {
+        let answer = server.chat(ask(&[part(&made::labelled(kind, &bytes))])).await;
+        assert_eq!(answer.error(), (400, code.to_owned(), place.clone()), "{what}: {}", answer.text());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

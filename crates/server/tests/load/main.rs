@@ -5,6 +5,9 @@
 #![allow(unreachable_pub, missing_docs, dead_code, clippy::unwrap_used)]
 
 mod limits;
+#[path = "../http/made.rs"]
+mod made;
+mod pictures;
 #[path = "../http/support.rs"]
 mod support;
 
