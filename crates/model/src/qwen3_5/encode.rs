@@ -203,7 +203,8 @@ impl Encoding {
         let (mut values, mut positions) = (Vec::new(), Vec::new());
         let mut all = self.parts(rows).flat_map(|(placed, own)| own.map(move |at| (&placed.picture, at)));
         for first in (0..rows.len()).step_by(PREPARED) {
-            (values.clear(), positions.clear());
+            values.clear();
+            positions.clear();
             for (picture, at) in all.by_ref().take(PREPARED) {
                 patch_row(v, picture, at, &mut values);
                 position_row(v, &work.weights.positions, picture.grid, at, &mut positions);
