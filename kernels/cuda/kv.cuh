@@ -67,10 +67,7 @@ SHARED int kv_code(const KvQuantizer& quantizer, float x) {
     return (int)(BITS(x * quantizer.to_code + CLARY_ROUND) - BITS(CLARY_ROUND));
 }
 
-SHARED uint warp_max(uint x) {
-    for (int h = 16; h > 0; h >>= 1) x = max(x, __shfl_xor_sync(0xffffffffu, x, h));
-    return x;
-}
+SHARED uint warp_max(uint x) { return __reduce_max_sync(0xffffffffu, x); }
 
 // Heads of up to 256 dims: lane t of a warp has the dims t + 32 i.
 #define HEAD_VALUES 8

@@ -30,29 +30,47 @@ SHARED float sum_squares_256(const float (&x)[HEAD_VALUES]) {
     return sum;
 }
 
+// What a lane's values are multiplied by: loaded before they are needed.
+struct Factors {
+    float weight[HEAD_VALUES], cosine[HEAD_VALUES], sine[HEAD_VALUES];
+};
+
+SHARED void load_factors(Factors& to, const float* weight, uint head_dim, const Rotary& rotary, const StepRow& row) {
+    uint lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < HEAD_VALUES; i++) {
+        uint dim = lane + 32 * i;
+        to.weight[i] = dim < head_dim ? weight[dim] : 0.0f;
+        to.cosine[i] = to.sine[i] = 0.0f;
+        if (dim >= 2 * rotary.half_dims) continue;
+        uint j = dim < rotary.half_dims ? dim : dim - rotary.half_dims;
+        ulong at = (ulong)row.position[rotary.axes[j]] * rotary.half_dims + j;
+        to.cosine[i] = rotary.cosines[at];
+        to.sine[i] = rotary.sines[at];
+    }
+}
+
 // Norms a head and turns entry j with entry j + half. `room`: 256 floats of this warp.
-SHARED void norm_and_turn(float (&x)[HEAD_VALUES], const float* weight, const HeadShape& shape,
-                          const Rotary& rotary, const StepRow& row, float* room) {
+SHARED void norm_and_turn(float (&x)[HEAD_VALUES], const Factors& factors, const HeadShape& shape,
+                          uint half_dims, float* room) {
     uint lane = threadIdx.x % 32;
     float mean = DIVIDE(sum_squares_256(x), (float)shape.head_dim);
     float r = DIVIDE(1.0f, __fsqrt_rn(mean + shape.eps));
 #pragma unroll
     for (int i = 0; i < HEAD_VALUES; i++) {
         uint dim = lane + 32 * i;
-        if (dim < shape.head_dim) x[i] = (x[i] * r) * weight[dim];
-        room[dim] = x[i];
+        if (dim < shape.head_dim) x[i] = (x[i] * r) * factors.weight[i];
+        if (dim < 2 * half_dims) room[dim] = x[i];
     }
     __syncwarp();
-    uint half_dims = rotary.half_dims;
 #pragma unroll
     for (int i = 0; i < HEAD_VALUES; i++) {
         uint dim = lane + 32 * i;
         if (dim >= 2 * half_dims) continue;
-        uint j = dim % half_dims;
-        ulong at = (ulong)row.position[rotary.axes[j]] * half_dims + j;
-        float cosine = rotary.cosines[at], sine = rotary.sines[at];
-        float x_j = room[j], x_k = room[j + half_dims];
-        x[i] = dim < half_dims ? FMA(x_j, cosine, -(x_k * sine)) : FMA(x_k, cosine, x_j * sine);
+        bool low = dim < half_dims;
+        float other = room[low ? dim + half_dims : dim - half_dims];
+        x[i] = low ? FMA(x[i], factors.cosine[i], -(other * factors.sine[i]))
+                   : FMA(x[i], factors.cosine[i], other * factors.sine[i]);
     }
     __syncwarp();
 }
@@ -104,10 +122,12 @@ extern "C" __global__ void __launch_bounds__(128)
     if (head >= all) return;
     const StepRow row = step.rows[blockIdx.x];
     float x[HEAD_VALUES];
+    Factors factors;
     if (head < shape.heads) {
         ulong at = (ulong)blockIdx.x * shape.heads + head;
         load_head(x, qg + at * 2 * dim, dim);
-        norm_and_turn(x, q_weight, shape, rotary, row, rooms[threadIdx.x / 32]);
+        load_factors(factors, q_weight, dim, rotary, row);
+        norm_and_turn(x, factors, shape, rotary.half_dims, rooms[threadIdx.x / 32]);
         store_head(x, q + at * dim, dim);
         store_digits(x, digits, at, dim);
         return;
@@ -117,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(128)
     ulong at = ((ulong)blockIdx.x * shape.kv_heads + kv_head) * dim;
     load_head(x, (is_value ? v : k) + at, dim);
     if (!is_value) {
-        norm_and_turn(x, k_weight, shape, rotary, row, rooms[threadIdx.x / 32]);
+        load_factors(factors, k_weight, dim, rotary, row);
+        norm_and_turn(x, factors, shape, rotary.half_dims, rooms[threadIdx.x / 32]);
         store_head(x, k + at, dim);
     }
     if (!v) return;

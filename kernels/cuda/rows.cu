@@ -201,12 +201,18 @@ extern "C" __global__ void out_gate_rows(float* x, const float* qg, uint width, 
     uint at = quad_at();
     float* row = x + (ulong)blockIdx.y * width;
     const float* gates = qg + (ulong)blockIdx.y * 2 * width;
-    float quad[4];
+    float quad[4], gate[4];
     load_quad(row, at, width, quad);
-    for (uint i = 0; i < 4; i++) {
-        uint j = at + i;
-        if (j < width) quad[i] = quad[i] * sigmoid_exact(gates[(j / head_dim * 2 + 1) * head_dim + j % head_dim]);
+    if (head_dim % 4 == 0) {
+        // A quad lies in one head.
+        load_quad(gates, at + (at / head_dim + 1) * head_dim, 2 * width, gate);
+    } else {
+        for (uint i = 0; i < 4; i++) {
+            uint j = at + i;
+            gate[i] = j < width ? gates[(j / head_dim * 2 + 1) * head_dim + j % head_dim] : 0.0f;
+        }
     }
+    for (uint i = 0; i < 4; i++) quad[i] = quad[i] * sigmoid_exact(gate[i]);
     store_quad(row, at, width, quad);
     emit_codes(quad, blockIdx.y, at, width, codes);
 }
