@@ -60,22 +60,19 @@ struct Mix {
     uint k;
 };
 
-// Picks whose rows are asked for together.
-#define MIX_AHEAD 8
-
-// VECTOR: the width is a multiple of 4, and `at` lies below it.
-template <bool VECTOR>
+// VECTOR: the width is a multiple of 4, and `at` lies below it. AHEAD: picks whose rows are asked for together.
+template <bool VECTOR, int AHEAD>
 SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float* sum) {
-    float shared[4], x[MIX_AHEAD][4], weight[MIX_AHEAD];
+    float shared[4], x[AHEAD][4], weight[AHEAD];
     if (VECTOR)
         load_four(mix.shared + row * width + at, shared);
     else
         load_quad(mix.shared + row * width, at, width, shared);
     float gate = mix.gate[row];
     for (uint j = 0; j < 4; j++) sum[j] = 0.0f;
-    for (uint first = 0; first < mix.k; first += MIX_AHEAD) {
+    for (uint first = 0; first < mix.k; first += AHEAD) {
 #pragma unroll
-        for (uint i = 0; i < MIX_AHEAD; i++) {
+        for (int i = 0; i < AHEAD; i++) {
             // What lies beyond the last pick repeats it, unused.
             ulong pair = row * mix.k + min(first + i, mix.k - 1);
             weight[i] = mix.weights[pair];
@@ -85,7 +82,7 @@ SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float* sum)
                 load_quad(mix.routed + pair * width, at, width, x[i]);
         }
 #pragma unroll
-        for (uint i = 0; i < MIX_AHEAD; i++)
+        for (int i = 0; i < AHEAD; i++)
             for (uint j = 0; j < 4; j++)
                 sum[j] = first + i < mix.k ? FMA(weight[i], x[i][j], sum[j]) : sum[j];
     }
@@ -98,12 +95,12 @@ extern "C" __global__ void combine_rows(Mix mix, float* out, uint width) {
     start_next_launch();
     ulong row = blockIdx.y;
     float sum[4];
-    mix_quad<false>(mix, row, quad_at(), width, sum);
+    mix_quad<false, 8>(mix, row, quad_at(), width, sum);
     store_quad(out + row * width, quad_at(), width, sum);
 }
 
 // The quad of x that is normed: delta = combine(mix) where there is a mix; x += delta where there is a delta.
-template <bool VECTOR>
+template <bool VECTOR, int AHEAD>
 SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint at, uint width, float* quad) {
     float add[4];
     ulong first = row * width;
@@ -113,7 +110,7 @@ SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint 
         load_quad(x + first, at, width, quad);
     if (!delta) return;
     if (mix.routed) {
-        mix_quad<VECTOR>(mix, row, at, width, add);
+        mix_quad<VECTOR, AHEAD>(mix, row, at, width, add);
         store_quad(delta + first, at, width, add);
     } else if (VECTOR) {
         load_four(delta + first + at, add);
@@ -126,8 +123,9 @@ SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint 
 
 // One block a row. out = (x * r) * weight, r = 1 / sqrt(sum_256(x*x)/n + eps), of the summed x; and out's codes. The
 // row lies in shared memory, so that all threads load and the first 256 sum.
-extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* delta, Mix mix, const float* weight,
-                                                            uint width, float eps, float* out, Codes codes) {
+template <int AHEAD>
+SHARED void norm_row(float* x, float* delta, const Mix& mix, const float* weight, uint width, float eps, float* out,
+                     const Codes& codes) {
     extern __shared__ __align__(16) float held[];
     __shared__ float lanes[256];
     float w[4], quad[4];
@@ -136,12 +134,12 @@ extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* del
     load_quad(weight, 4 * threadIdx.x, width, w);
     wait_for_launches_before();
     ulong row = blockIdx.x, first = row * width;
-    uint end = (width + 2047) / 2048 * 2048;
-    for (uint at = 4 * threadIdx.x; at < width; at += 2048) {
+    const uint stride = 4 * blockDim.x, end = (width + stride - 1) / stride * stride;
+    for (uint at = 4 * threadIdx.x; at < width; at += stride) {
         if (width % 4 == 0)
-            summed_quad<true>(x, delta, mix, row, at, width, quad);
+            summed_quad<true, AHEAD>(x, delta, mix, row, at, width, quad);
         else
-            summed_quad<false>(x, delta, mix, row, at, width, quad);
+            summed_quad<false, AHEAD>(x, delta, mix, row, at, width, quad);
         *(float4*)(held + at) = make_float4(quad[0], quad[1], quad[2], quad[3]);
     }
     __syncthreads();
@@ -151,12 +149,25 @@ extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* del
         for (uint at = threadIdx.x; at < width; at += 256) sum = FMA(held[at], held[at], sum);
     sum = tree_256(sum, lanes);
     float r = DIVIDE(1.0f, __fsqrt_rn(DIVIDE(sum, (float)width) + eps));
-    for (uint at = 4 * threadIdx.x; at < end; at += 2048) {
-        if (at >= 2048) load_quad(weight, at, width, w);
+    for (uint at = 4 * threadIdx.x; at < end; at += stride) {
+        if (at >= stride) load_quad(weight, at, width, w);
         for (uint i = 0; i < 4; i++) quad[i] = at < width ? (held[at + i] * r) * w[i] : 0.0f;
         store_quad(out + first, at, width, quad);
         emit_codes(quad, blockIdx.x, at, width, codes);
     }
+}
+
+// Few rows: 512 threads, whose loads are in flight together.
+extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* delta, Mix mix, const float* weight,
+                                                            uint width, float eps, float* out, Codes codes) {
+    norm_row<8>(x, delta, mix, weight, width, eps, out, codes);
+}
+
+// Many rows: 256 threads, blocks that load beside blocks that sum.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    norm_rows_many(float* x, float* delta, Mix mix, const float* weight, uint width, float eps, float* out,
+                   Codes codes) {
+    norm_row<4>(x, delta, mix, weight, width, eps, out, codes);
 }
 
 // Per head: x = ((x * r) * weight) * silu(z), and the codes of the row. blockIdx.x counts heads of a row, blockIdx.y

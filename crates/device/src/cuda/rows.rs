@@ -9,8 +9,10 @@ use crate::{Buffer, Picks, VectorRef};
 
 /// Threads of a block of elementwise kernels.
 const BLOCK: u32 = 256;
-/// Threads of a normed row, and of a normed head.
+/// Threads of a normed row where rows are few and where there are more than so many, and of a normed head.
 const NORM_BLOCK: u32 = 512;
+const NORM_BLOCK_MANY: u32 = 256;
+const FEW_ROWS: usize = 100;
 const HEAD_BLOCK: u32 = 128;
 /// Values of a head that a warp norms by itself.
 const WARP_HEAD: usize = 128;
@@ -171,10 +173,11 @@ fn norm(
     let (x, to) = (c.plane(sum.x), c.output(out));
     let codes = codes_for(c, out, rows, rest, width)?;
     let args = Args::new().ptr(x.ptr).ptr(delta).words(&sum.mix).ptr(weight).size(width);
+    let many = rows > FEW_ROWS;
     c.push(Launch {
-        kernel: kernel("norm_rows"),
+        kernel: kernel(if many { "norm_rows_many" } else { "norm_rows" }),
         grid: [rows as u32, 1, 1],
-        block: NORM_BLOCK,
+        block: if many { NORM_BLOCK_MANY } else { NORM_BLOCK },
         shared: 4 * width.next_multiple_of(4) as u32,
         args: args.f32(f32::from_bits(eps)).ptr(to.ptr).words(&codes),
     });

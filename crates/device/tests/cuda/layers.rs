@@ -105,6 +105,7 @@ fn mixtures_equal_the_cpu() {
         (33, Kind::Random),
         (64, Kind::Spread),
         (70, Kind::Random),
+        (130, Kind::Random),
     ] {
         mixture.check(&mut pair, rows, kind);
     }
