@@ -141,7 +141,9 @@ fn elementwise(
 ) -> Result {
     let width = c.plane(out).width;
     let codes = codes_for(c, out, rows, rest, width)?;
-    c.launch(kernel(name), [quads(width), rows, 1], BLOCK, args.words(&codes));
+    // Narrow rows have whole warps enough for their quads.
+    let block = (width.div_ceil(4).next_multiple_of(32) as u32).clamp(32, BLOCK);
+    c.launch(kernel(name), [quads(width), rows, 1], block, args.words(&codes));
     Ok(())
 }
 
