@@ -138,9 +138,15 @@ fn another_model(files: &Files, receipt: &Value, body: &Value) {
 fn records_are_bundled_and_replayed() {
     let files = Files { dir: tempfile::tempdir().expect("a folder") };
     let record = files.dir.path().join("record").display().to_string();
-    let server = Server::start("1024", &["--record", &record, "--thinking", "off", "--draft", "3"]);
-    assert!(server.report.iter().any(|line| line.contains("prompts are written")), "{:#?}", server.report);
-    let body = request(json!({"temperature": 0, "clary": null}));
+    // All that decides what a request means goes into the bundle: without it the prompt would be another.
+    let options = ["--record", &record, "--thinking", "off", "--late-system", "merge", "--draft", "3"];
+    let server = Server::start("1024", &options);
+    for note in ["prompts are written", "late system messages are joined"] {
+        assert!(server.report.iter().any(|line| line.contains(note)), "{note}: {:#?}", server.report);
+    }
+    let messages = json!([{"role": "user", "content": "What is 37 + 58?"},
+        {"role": "system", "content": "Be brief."}]);
+    let body = request(json!({"temperature": 0, "clary": null, "messages": messages}));
     let reply: Value = serde_json::from_str(&ask(&server, &body)).expect("JSON");
     let names: Vec<_> = fs::read_dir(&record).expect("a folder").flatten().collect();
     let name = names[0].file_name().into_string().expect("a name");

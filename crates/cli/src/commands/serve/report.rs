@@ -9,6 +9,7 @@ use model::qwen3_5::{MemoryPlan, Qwen};
 use serde_json::{Value, json};
 use server::TextSide;
 use server::http::{Bind, ModelInfo, Settings};
+use text::LateSystem;
 
 use super::options::{CacheSize, ServeArgs, WorkArgs};
 use super::self_test::SelfTest;
@@ -314,6 +315,11 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if context < trained {
         let (context, trained) = (grouped(context as u64), grouped(trained as u64));
         notes.push(format!("context: {context} of the {trained} tokens the model was trained for"));
+    }
+    match settings.late_system {
+        LateSystem::UserTurn => {}
+        LateSystem::Merge => notes.push("chats: late system messages are joined to the first".to_owned()),
+        LateSystem::Reject => notes.push("chats: late system messages are refused".to_owned()),
     }
     if settings.log_prompts {
         notes.push("log: prompts are written to it".to_owned());
