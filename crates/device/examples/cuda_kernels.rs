@@ -41,7 +41,7 @@ const SPILLS: [Spill; 8] = [
         archs: &["sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"],
         most: 24,
     },
-    // The tile's number, stored and loaded once a tile.
+    // A word, stored and loaded once a tile by who fills the ring.
     Spill {
         file: "experts_warpgroup.cu",
         with: "",
