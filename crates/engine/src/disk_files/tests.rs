@@ -88,7 +88,7 @@ fn answer(core: &mut Core, request: Request) -> (Vec<u32>, usize) {
     heard.lock().expect("no panic").clone()
 }
 
-/// A snapshot whose own header is an older one, in a file of today's: the model refuses it and all is computed.
+/// A snapshot whose own form is an older one, in a file of today's: the model refuses it, all is computed.
 #[test]
 fn snapshots_of_an_older_format_are_misses() {
     let folder = folder("older-snapshot");

@@ -120,8 +120,8 @@ impl Asks {
         ask
     }
 
-    /// What streams begin with, so that the shortest soak has a picture that is read to its end and a client that
-    /// leaves: the first request of the first stream, and those after it and beside it.
+    /// What streams begin with, so that the shortest soak has a picture that is read to its end and a client
+    /// that leaves: the first request of the first stream, and those after it and beside it.
     pub(super) fn opening(&mut self, place: u64) -> Option<Ask> {
         match place {
             0 => Some(Ask { known: None, body: self.body(true), fate: Fate::Whole }),

@@ -1,7 +1,7 @@
 //! Content blocks of a user's turn or a tool's result in Anthropic's dialect, as parts of a message.
 //!
-//! As in Anthropic's own errors a path names the kinds of the blocks on its way: clients take the picture or the
-//! document that such a path names out of the chat, and go on.
+//! As in Anthropic's own errors a path names the kinds of the blocks on its way: clients take the picture or
+//! the document that such a path names out of the chat, and go on.
 
 use serde_json::Value;
 use text::{Image, Note, PARTS_MAX, Part};

@@ -267,8 +267,8 @@ impl Reader {
     }
 }
 
-/// Whether a block of an assistant's turn is of no use here: reasoning that only its writer can read, and what
-/// tools did that Anthropic's servers ran. A conversation that has them can go on.
+/// Whether a block of an assistant's turn is of no use here: reasoning that only its writer can read, and
+/// what tools did that Anthropic's servers ran. A conversation that has them can go on.
 fn is_foreign(kind: &str) -> bool {
     ["redacted_thinking", "server_tool_use", "mcp_tool_use"].contains(&kind) || kind.ends_with("_tool_result")
 }
