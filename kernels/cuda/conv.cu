@@ -62,29 +62,33 @@ SHARED void conv_shift(const Held<TAPS>& held, const StepWindow& window, const f
     for (int i = 0; i < TAPS - 1; i++) state[(ulong)i * c + channel] = next[i];
 }
 
-// Rows first .. end - 1 of a chain: the inputs slide through registers.
-template <int TAPS>
+// Rows first .. end - 1 of a chain: the inputs slide through registers, AHEAD of them are asked for together.
+template <int TAPS, int AHEAD>
 SHARED void conv_chain(const StepWindow& window, const float* x, uint c, uint channel,
                        const float (&tap)[TAPS], const Held<TAPS>& held, float* out, uint first, uint end) {
-    const float* from = x + (ulong)window.first * c + channel;
-    float input[TAPS];
+    const float* from = x + (ulong)(window.first + first) * c + channel;
+    float input[TAPS - 1 + AHEAD];
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
         input[i] = held.input(window, x, c, channel, (int)first - (TAPS - 1) + i);
-    out += (ulong)window.first * c + channel;
-#pragma unroll 4
-    for (uint row = first; row < end; row++) {
-        input[TAPS - 1] = __ldg(from + (ulong)row * c);
-        float sum = 0.0f;
+    out += (ulong)(window.first + first) * c + channel;
+    for (uint row = first; row < end; row += AHEAD) {
 #pragma unroll
-        for (int i = 0; i < TAPS; i++) sum = FMA(tap[i], input[i], sum);
-        out[(ulong)row * c] = silu_exact(sum);
+        for (int i = 0; i < AHEAD; i++, from += c)
+            input[TAPS - 1 + i] = row + i < end ? __ldg(from) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < TAPS - 1; i++) input[i] = input[i + 1];
+        for (int i = 0; i < AHEAD; i++, out += c) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int t = 0; t < TAPS; t++) sum = FMA(tap[t], input[i + t], sum);
+            if (row + i < end) *out = silu_exact(sum);
+        }
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++) input[i] = input[AHEAD + i];
     }
 }
 
-template <int TAPS>
+template <int TAPS, int AHEAD>
 SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float* x, const float* taps,
                       float* out, uint first, uint count, bool advance) {
     uint channel = blockIdx.x * blockDim.x + threadIdx.x, c = channels_of(pool);
@@ -95,8 +99,8 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
 #pragma unroll
     for (int i = 0; i < TAPS; i++) tap[i] = taps[(ulong)channel * TAPS + i];
     // States change before the launches of a step only.
-    Held<TAPS> held;
-    conv_load<TAPS>(held, c, channel, state);
+    Held<TAPS> held = {};
+    if (first < TAPS) conv_load<TAPS>(held, c, channel, state);
     wait_for_launches_before();
     uint end = min(first + count, window.rows);
     if (window.tree) {
@@ -104,7 +108,7 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
             out[(ulong)(window.first + row) * c + channel] =
                 conv_output<TAPS>(step, window, row, x, c, channel, tap, state);
     } else if (first < end) {
-        conv_chain<TAPS>(window, x, c, channel, tap, held, out, first, end);
+        conv_chain<TAPS, AHEAD>(window, x, c, channel, tap, held, out, first, end);
     }
     for (uint row = first; !window.commit && row < end; row++)
         kept_row(pool, window.place, row).conv[channel] = x[(ulong)(window.first + row) * c + channel];
@@ -115,14 +119,14 @@ SHARED void conv_rows(const StepTables& step, const DeltaPool& pool, const float
 extern "C" __global__ void __launch_bounds__(256)
     conv_window(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out) {
     start_next_launch();
-    conv_rows<CONV_TAPS>(step, pool, x, taps, out, 0, 0x7fffffffu, true);
+    conv_rows<CONV_TAPS, 4>(step, pool, x, taps, out, 0, 0x7fffffffu, true);
 }
 
 // Long windows: grid [channel blocks, chunks of `chunk` rows, windows]; conv_advance follows. The next launch
 // starts when this one ends: its waiting blocks would take from this one's.
 extern "C" __global__ void __launch_bounds__(256)
     conv_chunk(StepTables step, DeltaPool pool, const float* x, const float* taps, float* out, uint chunk) {
-    conv_rows<CONV_TAPS>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false);
+    conv_rows<CONV_TAPS, 8>(step, pool, x, taps, out, blockIdx.y * chunk, chunk, false);
 }
 
 // Grid [channel blocks, 1, windows].

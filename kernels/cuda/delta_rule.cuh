@@ -26,9 +26,9 @@ SHARED bool exists(uint key_dim, uint l, int m, int c) {
     return DK > 0 || l + 8 * c + 16 * m < key_dim;
 }
 
+// What lane `lane` holds of the unit at `from`.
 template <int STEPS>
-SHARED void load_unit(Unit<STEPS>& unit, const float* from) {
-    uint lane = threadIdx.x % 32;
+SHARED void load_unit(Unit<STEPS>& unit, const float* from, uint lane) {
 #pragma unroll
     for (int q = 0; q < (2 * STEPS + 3) / 4; q++) {
         float4 x = *(const float4*)(from + (q * 32 + lane) * 4);
@@ -40,8 +40,12 @@ SHARED void load_unit(Unit<STEPS>& unit, const float* from) {
 }
 
 template <int STEPS>
-SHARED void store_unit(const Unit<STEPS>& unit, float* to) {
-    uint lane = threadIdx.x % 32;
+SHARED void load_unit(Unit<STEPS>& unit, const float* from) {
+    load_unit<STEPS>(unit, from, threadIdx.x % 32);
+}
+
+template <int STEPS>
+SHARED void store_unit(const Unit<STEPS>& unit, float* to, uint lane) {
 #pragma unroll
     for (int q = 0; q < (2 * STEPS + 3) / 4; q++) {
         float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -50,6 +54,11 @@ SHARED void store_unit(const Unit<STEPS>& unit, float* to) {
             if (4 * q + e < 2 * STEPS) values[e] = unit.s[4 * q + e];
         *(float4*)(to + (q * 32 + lane) * 4) = make_float4(values[0], values[1], values[2], values[3]);
     }
+}
+
+template <int STEPS>
+SHARED void store_unit(const Unit<STEPS>& unit, float* to) {
+    store_unit<STEPS>(unit, to, threadIdx.x % 32);
 }
 
 // The tree over 16 lanes, two of them here; all lanes of the column get the sum.

@@ -7,24 +7,40 @@ struct Prepared {
     float* gates;  // [rows, Hv, 2], decay and beta
 };
 
-// Grid [rows], 256 threads: warps take pairs of key heads, q and k of each by a column of lanes.
+// Grid [rows], 256 threads: warps take pairs of key heads, q and k of each by a column of lanes. What the gates and
+// the first pair need is asked for together.
 template <int STEPS, int DK>
 SHARED void prepare_row(const DeltaPool& pool, const DeltaInputs& in, const Prepared& to) {
     uint row = blockIdx.x, lane = threadIdx.x % 32, l = lane / 4, keys = pool.key_heads * pool.key_dim;
     const float* mixed = in.mixed + (ulong)row * channels_of(pool);
-    for (uint pair = threadIdx.x / 32; pair < (pool.key_heads + 1) / 2; pair += blockDim.x / 32) {
-        uint head = 2 * pair + lane % 4 / 2, is_key = lane % 2;
-        bool inside = head < pool.key_heads;
-        float x[2 * STEPS];
-        load_spread<STEPS, DK>(x, mixed + is_key * keys + (inside ? head : 0) * pool.key_dim, pool.key_dim);
+    uint pair = threadIdx.x / 32, pairs = (pool.key_heads + 1) / 2, is_key = lane % 2;
+    float x[2 * STEPS];
+    auto load = [&] {
+        uint head = min(2 * pair + lane % 4 / 2, pool.key_heads - 1);
+        load_spread<STEPS, DK>(x, mixed + is_key * keys + head * pool.key_dim, pool.key_dim);
+    };
+    float a, b, decay, dt_bias;
+    uint gate = threadIdx.x;
+    auto load_gate = [&] {
+        uint head = min(gate, pool.value_heads - 1);
+        a = in.a[row * pool.value_heads + head], b = in.b[row * pool.value_heads + head];
+        decay = in.decay[head], dt_bias = in.dt_bias[head];
+    };
+    load_gate();
+    if (pair < pairs) load();
+    while (gate < pool.value_heads) {
+        Gates gates = gates_of(a, b, decay, dt_bias);
+        *(float2*)(to.gates + 2 * (row * pool.value_heads + gate)) = make_float2(gates.g, gates.beta);
+        gate += blockDim.x;
+        if (gate < pool.value_heads) load_gate();
+    }
+    while (pair < pairs) {
+        uint head = 2 * pair + lane % 4 / 2;
         l2_normalize<STEPS>(x, is_key ? 1.0f : in.q_scale);
         float* out = to.qk + ((ulong)(row * pool.key_heads + head) * 2 + is_key) * 16 * STEPS;
-        if (inside) write_spread<STEPS>(x, out, l);
-    }
-    for (uint head = threadIdx.x; head < pool.value_heads; head += blockDim.x) {
-        uint at = row * pool.value_heads + head;
-        Gates gates = gates_of(in.a[at], in.b[at], in.decay[head], in.dt_bias[head]);
-        *(float2*)(to.gates + 2 * at) = make_float2(gates.g, gates.beta);
+        if (head < pool.key_heads) write_spread<STEPS>(x, out, l);
+        pair += blockDim.x / 32;
+        if (pair < pairs) load();
     }
 }
 
@@ -40,22 +56,29 @@ SHARED void copy_async_16(void* to, const void* from) {
                  : "memory");
 }
 
-// Tokens of a stage, stages in flight, threads and units of a block (two of each warp: what it loads of keys
-// and queries serves both).
-#define TOKENS 8
-#define STAGES (DELTA_STEPS <= 8 ? 4 : 2)
+// Tokens of a stage, stages of the ring, threads of a block. A thread has what two lanes of a unit hold, l = t and
+// l = t + 4 of a column, so that two of the four levels of a tree lie within a thread: the latency of the others is
+// most of what a token costs beyond its multiply-adds.
+#define TOKENS (DELTA_STEPS <= 8 ? 8 : 4)
+#define STAGES 4
 #define THREADS 128
-#define PAIR 2
+#define HALVES 2
 
-// What a block of 8 units (32 columns of one head) needs of TOKENS tokens.
+// What a block of 8 units (32 columns of one head) needs of a token.
 template <int STEPS>
-struct Stage {
-    float qk[TOKENS][2][16 * STEPS];
-    float v[TOKENS][32];
-    float gates[TOKENS][2];
+struct Token {
+    float qk[2][16 * STEPS];
+    float v[32];
+    float gates[2];
+    float pad[2];
 };
 
-// The same in global memory, from the window's first token on; strides count floats of a token.
+template <int STEPS>
+struct Stage {
+    Token<STEPS> tokens[TOKENS];
+};
+
+// Where the next stage's copies of a thread come from; strides count floats of a token.
 struct Source {
     const float* qk;
     const float* v;
@@ -64,109 +87,107 @@ struct Source {
     uint columns;  // of 32
 };
 
-// Queues the copies of tokens first .. first + TOKENS - 1, as many as there are.
+// Queues the copies of the next stage's tokens, of which `left` are there.
 template <int STEPS>
-SHARED void load_stage(Stage<STEPS>& stage, const Source& from, uint first, uint rows, uint thread) {
-    const uint pieces = 8 * STEPS;
-    uint count = first < rows ? min((uint)TOKENS, rows - first) : 0;
+SHARED void load_stage(Stage<STEPS>& stage, Source& from, uint left, uint thread) {
+    const uint pieces = 8 * STEPS, count = min(left, (uint)TOKENS);
+    const float *qk = from.qk, *v = from.v;
+    Token<STEPS>* to = stage.tokens + thread / pieces;
 #pragma unroll
-    for (uint i = 0; i < TOKENS * pieces; i += THREADS) {
-        uint token = (i + thread) / pieces, piece = (i + thread) % pieces;
-        if (token < count)
-            copy_async_16(&stage.qk[token][0][0] + piece * 4,
-                          from.qk + (ulong)(first + token) * from.qk_stride + piece * 4);
-    }
+    for (uint i = 0; i < TOKENS; i += THREADS / pieces, qk += THREADS / pieces * (ulong)from.qk_stride)
+        if (i + thread / pieces < count) copy_async_16(&to[i].qk[0][0] + thread % pieces * 4, qk);
+    to = stage.tokens + thread / 32;
 #pragma unroll
-    for (uint i = 0; i < TOKENS * 32; i += THREADS) {
-        uint token = (i + thread) / 32, column = thread % 32;
-        if (token < count && column < from.columns)
-            copy_async_4(&stage.v[token][column], from.v + (ulong)(first + token) * from.v_stride + column);
-    }
+    for (uint i = 0; i < TOKENS; i += THREADS / 32, v += THREADS / 32 * (ulong)from.v_stride)
+        if (i + thread / 32 < count && thread % 32 < from.columns) copy_async_4(to[i].v + thread % 32, v);
     if (thread < 2 * count)
-        copy_async_4(&stage.gates[thread / 2][thread % 2],
-                     from.gates + (ulong)(first + thread / 2) * from.gates_stride + thread % 2);
+        copy_async_4(stage.tokens[thread / 2].gates + thread % 2, from.gates);
     asm volatile("cp.async.commit_group;" ::: "memory");
+    from.qk += TOKENS * (ulong)from.qk_stride;
+    from.v += TOKENS * (ulong)from.v_stride;
+    from.gates += TOKENS * from.gates_stride;
 }
 
-// A warp's walk: two units after the token before, that token's query, this token's key, and where the output of
-// the token before goes. A lane with bit 2 of l writes the second unit's.
+// A thread's walk: its part of a column after the token before, that token's query, what it needs of this token
+// but its query, and where the output of the token before goes.
 template <int STEPS>
 struct Walk {
-    Unit<STEPS> state[PAIR];
-    float q[2 * STEPS], k[2 * STEPS];
+    Unit<STEPS> state[HALVES];
+    float q[HALVES][2 * STEPS], k[HALVES][2 * STEPS];
+    float2 gates;
+    float v;
     float* out;
     ulong stride;
     bool writes;
 };
 
-// The trees over 16 lanes of both units' sums, two lanes of each here: lanes without bit 2 of l get the first
-// unit's, the others the second's.
+// The tree over 16 lanes, four of them here (t + 4 h + 8 c); all threads of the column get the sum.
 template <int DK>
-SHARED float trees_apart(float (&sum)[PAIR][2], uint key_dim, uint l) {
+SHARED float tree_of_four(float (&sum)[HALVES][2], uint key_dim, uint t) {
 #pragma unroll
-    for (int p = 0; p < PAIR; p++) pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum[p]);
-    float first = sum[0][0] + sum[0][1], second = sum[1][0] + sum[1][1];
-    bool upper = l & 4;
-    float own = (upper ? second : first) + __shfl_xor_sync(FULL, upper ? first : second, 16);
-    own = own + __shfl_xor_sync(FULL, own, 8);
-    return own + __shfl_xor_sync(FULL, own, 4);
+    for (int h = 0; h < HALVES; h++) pad_lanes<DK>(key_dim, t + 4 * h, (key_dim + 15) / 16, sum[h]);
+    float own = (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]);
+    own = own + __shfl_xor_sync(FULL, own, 16);
+    return own + __shfl_xor_sync(FULL, own, 8);
 }
 
-// The output of both units for a query; which lanes get which as trees_apart has it.
-template <int STEPS, int DK>
-SHARED float outputs(const Walk<STEPS>& walk, uint key_dim, uint l) {
-    float sum[PAIR][2] = {};
+template <int STEPS>
+SHARED void read_halves(float (&to)[HALVES][2 * STEPS], const float* from, uint t) {
 #pragma unroll
-    for (int m = 0; m < STEPS; m++)
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int p = 0; p < PAIR; p++)
-                if (exists<DK>(key_dim, l, m, c))
-                    sum[p][c] = FMA(walk.state[p].s[2 * m + c], walk.q[2 * m + c], sum[p][c]);
-    return trees_apart<DK>(sum, key_dim, l);
+    for (int h = 0; h < HALVES; h++) read_spread<STEPS>(to[h], from, t + 4 * h);
 }
 
-// One token of a stage; writes the output of the token before, which is made while the sums of the recall wait for
-// their trees. `next_key` is the next token's, loaded ahead; `column` of 32 is the first unit's.
+// The output for the query at hand.
 template <int STEPS, int DK>
-SHARED void walk_token(Walk<STEPS>& walk, const Stage<STEPS>& of, uint t, const float* next_key, uint key_dim,
-                       uint l, uint column, bool first) {
-    Unit<STEPS> decayed[PAIR];
-    float next[2 * STEPS], sum[PAIR][2] = {}, r[PAIR];
-    float2 gates = *(const float2*)of.gates[t];
-    const float v[PAIR] = {of.v[t][column], of.v[t][column + 4]};
+SHARED float output(const Walk<STEPS>& walk, uint key_dim, uint t) {
+    float sum[HALVES][2] = {};
 #pragma unroll
-    for (int m = 0; m < STEPS; m++)
+    for (int i = 0; i < 2 * STEPS; i++)
 #pragma unroll
-        for (int c = 0; c < 2; c++)
+        for (int h = 0; h < HALVES; h++)
+            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2))
+                sum[h][i % 2] = FMA(walk.state[h].s[i], walk.q[h][i], sum[h][i % 2]);
+    return tree_of_four<DK>(sum, key_dim, t);
+}
+
+// What is loaded a token ahead.
+template <int STEPS>
+SHARED void read_ahead(Walk<STEPS>& walk, const Token<STEPS>& of, uint t, uint column) {
+    read_halves<STEPS>(walk.k, of.qk[1], t);
+    walk.gates = *(const float2*)of.gates;
+    walk.v = of.v[column];
+}
+
+// A token; writes the output of the token before, which is made while the sum of the recall waits for its tree.
+template <int STEPS, int DK>
+SHARED void walk_token(Walk<STEPS>& walk, const Token<STEPS>& token, const Token<STEPS>& next, uint key_dim, uint t,
+                       uint column, bool first) {
+    Unit<STEPS> decayed[HALVES];
+    float sum[HALVES][2] = {};
 #pragma unroll
-            for (int p = 0; p < PAIR; p++)
-                if (exists<DK>(key_dim, l, m, c)) {
-                    float s = walk.state[p].s[2 * m + c] * gates.x;
-                    decayed[p].s[2 * m + c] = s;
-                    sum[p][c] = FMA(s, walk.k[2 * m + c], sum[p][c]);
-                }
+    for (int i = 0; i < 2 * STEPS; i++)
 #pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum[p]);
-        r[p] = tree_16(sum[p][0], sum[p][1]);
-    }
-    float o = outputs<STEPS, DK>(walk, key_dim, l);
-    read_spread<STEPS>(next, next_key, l);
-    read_spread<STEPS>(walk.q, of.qk[t][0], l);
+        for (int h = 0; h < HALVES; h++)
+            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2)) {
+                float s = walk.state[h].s[i] * walk.gates.x;
+                decayed[h].s[i] = s;
+                sum[h][i % 2] = FMA(s, walk.k[h][i], sum[h][i % 2]);
+            }
+    float r = tree_of_four<DK>(sum, key_dim, t);
+    float o = output<STEPS, DK>(walk, key_dim, t);
+    Walk<STEPS> later = walk;
+    read_ahead<STEPS>(later, next, t, column);
+    read_halves<STEPS>(later.q, token.qk[0], t);
     if (walk.writes && !first) *walk.out = o;
-    walk.out += walk.stride;
+    later.out += walk.stride;
+    float d = (walk.v - r) * walk.gates.y;
 #pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        float d = (v[p] - r[p]) * gates.y;
+    for (int h = 0; h < HALVES; h++)
 #pragma unroll
         for (int i = 0; i < 2 * STEPS; i++)
-            if (exists<DK>(key_dim, l, i / 2, i % 2))
-                walk.state[p].s[i] = FMA(walk.k[i], d, decayed[p].s[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * STEPS; i++) walk.k[i] = next[i];
+            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2))
+                later.state[h].s[i] = FMA(walk.k[h][i], d, decayed[h].s[i]);
+    walk = later;
 }
 
 // Grid [blocks of 8 units of one head, windows], THREADS threads.
@@ -174,59 +195,60 @@ template <int STEPS, int DK>
 SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in,
                         const Prepared& from) {
     __shared__ __align__(16) Stage<STEPS> stages[STAGES];
-    uint thread = threadIdx.x, lane = thread % 32, l = lane / 4, units = units_of(pool),
-         blocks = (units + 7) / 8;
-    uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8,
-         unit = first_unit + thread / 32 * PAIR;
-    uint column = thread / 32 * 4 * PAIR + lane % 4, key_head = head / (pool.value_heads / pool.key_heads);
+    uint thread = threadIdx.x, t = thread % 32 / 8, units = units_of(pool), blocks = (units + 7) / 8;
+    uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8;
+    uint column = thread / 32 * 8 + thread % 8, unit = first_unit + column / 4;
+    uint key_head = head / (pool.value_heads / pool.key_heads);
     const StepWindow window = step.windows[blockIdx.y];
-    if (window.rows <= WINDOW_ROWS) return;
+    const uint rows = window.rows, pieces = 8 * STEPS;
+    if (rows <= WINDOW_ROWS) return;
     Source source;
     source.qk_stride = pool.key_heads * 2 * 16 * STEPS;
     source.v_stride = channels_of(pool);
     source.gates_stride = 2 * pool.value_heads;
-    source.qk = from.qk + (ulong)window.first * source.qk_stride + key_head * (2 * 16 * STEPS);
-    source.v = in.mixed + (ulong)window.first * source.v_stride + 2 * pool.key_heads * pool.key_dim +
-               head * pool.value_dim + first_unit * 4;
-    source.gates = from.gates + (ulong)window.first * source.gates_stride + 2 * head;
+    source.qk = from.qk + (ulong)(window.first + thread / pieces) * source.qk_stride + key_head * (2 * 16 * STEPS) +
+                thread % pieces * 4;
+    source.v = in.mixed + (ulong)(window.first + thread / 32) * source.v_stride +
+               2 * pool.key_heads * pool.key_dim + head * pool.value_dim + first_unit * 4 + thread % 32;
+    source.gates = from.gates + (ulong)(window.first + thread / 2) * source.gates_stride + 2 * head + thread % 2;
     source.columns = min(32u, pool.value_dim - first_unit * 4);
     Walk<STEPS> walk = {};
     walk.stride = (ulong)pool.value_heads * pool.value_dim;
-    uint own = column + (l & 4);
     // One token before the first.
-    walk.out = in.out + window.first * walk.stride + head * pool.value_dim + first_unit * 4 + own - walk.stride;
-    walk.writes = l % 4 == 0 && own < source.columns;
-    float* home[PAIR];
+    walk.out = in.out + window.first * walk.stride + head * pool.value_dim + first_unit * 4 + column - walk.stride;
+    walk.writes = t == 0 && column < source.columns;
+    float* home = unit_at(pool, window.place, head, min(unit, units - 1));
 #pragma unroll
-    for (int p = 0; p < PAIR; p++) {
-        home[p] = unit_at(pool, window.place, head, min(unit + p, units - 1));
-        load_unit<STEPS>(walk.state[p], home[p]);
-    }
+    for (int h = 0; h < HALVES; h++) load_unit<STEPS>(walk.state[h], home, 4 * (t + 4 * h) + column % 4);
     for (uint s = 0; s < STAGES - 1; s++)
-        load_stage<STEPS>(stages[s], source, s * TOKENS, window.rows, thread);
-    for (uint at = 0, turn = 0; at < window.rows; at += TOKENS, turn = (turn + 1) % STAGES) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        load_stage<STEPS>(stages[s], source, rows - min(rows, s * TOKENS), thread);
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncthreads();
+    read_ahead<STEPS>(walk, stages[0].tokens[0], t, column);
+    for (uint at = 0, turn = 0; at < rows; at += TOKENS, turn = (turn + 1) % STAGES) {
+        // The stage after this one is there too: its first token is read ahead.
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 3) : "memory");
         __syncthreads();
-        load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, at + (STAGES - 1) * TOKENS,
-                          window.rows, thread);
-        const Stage<STEPS>& stage = stages[turn];
-        read_spread<STEPS>(walk.k, stage.qk[0][1], l);
-        if (at + TOKENS <= window.rows) {
+        const uint loaded = at + (STAGES - 1) * TOKENS;
+        load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, rows - min(rows, loaded), thread);
+        const Token<STEPS>* tokens = stages[turn].tokens;
+        const Token<STEPS>* after = stages[(turn + 1) % STAGES].tokens;
+        if (at + TOKENS <= rows) {
 #pragma unroll
-            for (uint t = 0; t < TOKENS; t++)
-                walk_token<STEPS, DK>(walk, stage, t, stage.qk[min(t + 1, TOKENS - 1)][1], pool.key_dim, l,
-                                      column, at + t == 0);
+            for (uint i = 0; i < TOKENS; i++)
+                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, pool.key_dim, t,
+                                      column, at + i == 0);
         } else {
-            for (uint t = 0; t < window.rows - at; t++)
-                walk_token<STEPS, DK>(walk, stage, t, stage.qk[min(t + 1, TOKENS - 1)][1], pool.key_dim, l,
-                                      column, at + t == 0);
+            for (uint i = 0; i < rows - at; i++)
+                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, pool.key_dim, t,
+                                      column, at + i == 0);
         }
     }
-    float o = outputs<STEPS, DK>(walk, pool.key_dim, l);
+    float o = output<STEPS, DK>(walk, pool.key_dim, t);
     if (walk.writes) *walk.out = o;
 #pragma unroll
-    for (int p = 0; p < PAIR; p++)
-        if (unit + p < units) store_unit<STEPS>(walk.state[p], home[p]);
+    for (int h = 0; h < HALVES; h++)
+        if (unit < units) store_unit<STEPS>(walk.state[h], home, 4 * (t + 4 * h) + column % 4);
 }
 
 // Long launches do not let the next one start early: its waiting blocks would take from theirs.
