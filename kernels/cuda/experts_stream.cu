@@ -222,15 +222,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
         SliceSums<2, 1> sums;
         sums.clear();
         stream_slice(ring, sums, rows, stages, count == 1, fetch);
-        if (slices > 1) {
-            float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
-            if (slice > 0) sums.put(own + (slice - 1) * sums.VALUES * 32);
-            team_sync(1 + team, 32 * slices);
-            if (slice > 0) continue;
-            sums.add(own, slices - 1);
-        } else {
-            sums.add(parts, 0);
-        }
+        float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
+        if (!sums.gather(own, team, slices, slice)) continue;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint n = lane % 4 * 2 + i % 2;
@@ -344,15 +337,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
             SliceSums<1, 1> sums;
             sums.clear();
             stream_slice(ring, sums, rows, stages, count == 1, fetch);
-            if (slices > 1) {
-                float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
-                if (slice > 0) sums.put(own + (slice - 1) * sums.VALUES * 32);
-                team_sync(1 + team, 32 * slices);
-                if (slice > 0) continue;
-                sums.add(own, slices - 1);
-            } else {
-                sums.add(parts, 0);
-            }
+            float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
+            if (!sums.gather(own, team, slices, slice)) continue;
             bool is_shared = number < first_routed;
             float* out = is_shared ? args.shared.out : args.out;
 #pragma unroll

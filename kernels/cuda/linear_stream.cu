@@ -102,12 +102,7 @@ SHARED void stream_tiles(const StreamArgs& args, const StreamPart& part, uchar* 
             ring.template multiply<false>(sums, oldest, rows);
         }
         float* own = parts + (team * 2 + turn) * (SLICES - 1) * room;
-        if (SLICES > 1) {
-            if (slice > 0) sums.put(own + (slice - 1) * room);
-            team_sync(1 + team, 32 * SLICES);
-            if (slice > 0) continue;
-        }
-        sums.add(own, SLICES - 1);
+        if (!sums.gather(own, team, SLICES, slice)) continue;
         const StreamTarget& target = target_of(args, tile);
 #pragma unroll
         for (int i = 0; i < ROW_TILES * 4; i++) {
