@@ -13,6 +13,8 @@ fn a_running_server_is_shown_and_connected_to() {
     }
     let document = clary(&["connect", "opencode", "--url", &format!("{url}/v1"), "--json"]).code(0).json();
     assert_eq!((&document["test"]["ok"], &document["client"]), (&true.into(), &"opencode".into()));
+    let file = clary(&["connect", "opencode", "--url", &url]).code(0).err_has("# ").json();
+    assert!(file["provider"].is_object(), "stdout is the file: {file}");
     clary(&["connect", "netscape", "--url", &url]).code(2).err_has("claude-code");
     clary(&["connect"]).code(0).out_has("codex");
 
@@ -30,7 +32,7 @@ fn no_server_is_a_network_error() {
     drop(free);
     let ran = clary(&["connect", "curl", "--url", &url]).code(6).err_has("clary serve");
     assert!(ran.out.contains(&url), "settings come all the same: {ran:?}");
-    assert!(ran.out.starts_with(&format!("# No server answered at {url}: MODEL stands for")), "{ran:?}");
+    assert!(ran.err.starts_with(&format!("# No server answered at {url}: MODEL stands for")), "{ran:?}");
     let ran = clary(&["connect", "curl", "--url", &url, "--check"]).code(6);
     assert_eq!(ran.out, "", "nothing is made up where a check is asked for");
     let assumed = clary(&["connect", "curl", "--url", &url, "--json"]).code(6).json();

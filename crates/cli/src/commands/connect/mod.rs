@@ -58,15 +58,16 @@ pub(crate) fn connect(args: &ConnectArgs, output: &Output) -> Result {
     let assumed = Model { id: "MODEL".to_owned(), context: CONTEXT, sees: false };
     let settings = filled(known, &client, found.as_ref().unwrap_or(&assumed));
     if !output.json && !args.check {
-        let assumption = match is_assumed {
-            true => format!(
+        if is_assumed {
+            output.note(&format!(
                 "# No server answered at {}: MODEL stands for the name of its model, and {CONTEXT} tokens of \
-                 context are assumed.\n",
+                 context are assumed.",
                 client.base
-            ),
-            false => String::new(),
-        };
-        output.out(&format!("{assumption}# {}, {}\n{settings}\n", known.about, known.place))?;
+            ))?;
+        }
+        // Beside the settings, which may go into a file.
+        output.note(&format!("# {}, {}", known.about, known.place))?;
+        output.out(&format!("{settings}\n"))?;
     }
     // Without a server the settings are worth having all the same.
     let tried = found.and_then(|model| known.dialect.try_out(&client, &model.id));
