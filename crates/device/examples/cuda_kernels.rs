@@ -24,8 +24,8 @@ struct Spill {
 }
 
 /// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done again,
-/// K/V of 16 bits, pictures and one word of a tile.
-const SPILLS: [Spill; 8] = [
+/// K/V of 16 bits, pictures, one word of a tile and two addresses of a span.
+const SPILLS: [Spill; 9] = [
     // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
     Spill {
         file: "experts.cu",
@@ -67,13 +67,21 @@ const SPILLS: [Spill; 8] = [
         archs: &device::cuda::ARCHS,
         most: 200,
     },
+    // Where two rows lie: stored before the keys, loaded once a span of 512 of them.
+    Spill {
+        file: "attention_warpgroup.cu",
+        with: "",
+        kernel: "attention_warpgroup",
+        archs: &["sm_90a"],
+        most: 32,
+    },
     // Runs on sm_90a alone.
     Spill {
         file: "attention_warpgroup.cu",
         with: "",
         kernel: "attention_warpgroup",
         archs: &["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"],
-        most: 512,
+        most: 1024,
     },
 ];
 
