@@ -24,7 +24,7 @@ fn url(bytes: &[u8]) -> String {
 
 /// A PNG header that declares this size, and nothing behind it.
 fn header(width: u32, height: u32) -> Vec<u8> {
-    [made::header(width, height), made::chunk(b"IDAT", &[])].concat()
+    [made::header(width, height), made::png_chunk(b"IDAT", &[])].concat()
 }
 
 fn part(url: &str) -> Value {
@@ -177,7 +177,7 @@ async fn odd_pictures_are_seen() {
         [&b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01"[..], &of.to_be_bytes(), &[0; 6]].concat()
     };
     let lies = [&b"MM\0\x2a\xff\xff\xff\xf0"[..], &[0xff; 40]].concat();
-    let profile = made::chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&[7; 300])].concat());
+    let profile = made::png_chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&[7; 300])].concat());
     for (what, kind, bytes) in [
         ("a PNG that calls itself JPEG", "jpeg", good.clone()),
         ("a JPEG that calls itself SVG", "svg+xml", made::sample("colour.jpg")),
@@ -204,7 +204,7 @@ async fn odd_pictures_are_seen() {
 async fn sizes_that_lie_are_refused() {
     let server = seeing();
     let place = Some("messages[0].content[0]".to_owned());
-    let endless = made::chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&vec![0; 18 << 20])].concat());
+    let endless = made::png_chunk(b"iCCP", &[&b"p\0\0"[..], &made::stored(&vec![0; 18 << 20])].concat());
     let half = |name: &str| made::sample(name)[..made::sample(name).len() / 2].to_vec();
     for (what, kind, bytes, code) in [
         ("a PNG of 65,535 columns", "png", header(65_535, 400), "image_too_large"),
