@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine::{Handle, Mask, Picture, Refusal, Request};
-use text::{ChatTemplate, GenerationDefaults, History, HistoryImage, RenderOptions, Rendered, ReplyOptions};
-use text::{Segment, TextError, Tokenizer, Tool};
+use text::{ChatTemplate, GenerationDefaults, History, RenderOptions, Rendered, ReplyOptions, Segment};
+use text::{TextError, Tokenizer, Tool};
 
 use crate::constraint::{GrammarMask, Reasoning};
 use crate::pictures::expand;
@@ -42,8 +42,8 @@ impl TextSide {
         options: &Options,
         vision: Option<&Vision>,
     ) -> Result<(Rendered, Vec<Measured>), ServeError> {
-        let history = History::new(conversation.messages, options.late_system)?;
-        let pictures = measure(vision, history.images())?;
+        let mut history = History::new(conversation.messages, options.late_system)?;
+        let pictures = measure(vision, &mut history)?;
         let render = RenderOptions {
             tools: conversation.tools,
             enable_thinking: options.thinking,
@@ -93,18 +93,17 @@ pub struct Session {
     vision: Option<Arc<Vision>>,
 }
 
-/// Headers of a chat's pictures, or why there may be none.
-pub(crate) fn measure(
-    vision: Option<&Vision>,
-    images: &[HistoryImage],
-) -> Result<Vec<Measured>, PictureFault> {
-    match (vision, images.first()) {
-        (_, None) => Ok(Vec::new()),
-        (Some(vision), Some(_)) => vision.measure(images),
-        (None, Some(image)) => {
-            Err(PictureFault { path: image.path.clone(), problem: PictureProblem::NoVision })
-        }
-    }
+/// Headers of a chat's pictures. Without vision those of tools are left out with a note, those of users are
+/// refused.
+pub(crate) fn measure(vision: Option<&Vision>, history: &mut History) -> Result<Vec<Measured>, PictureFault> {
+    let Some(vision) = vision else {
+        history.omit_tool_images();
+        return match history.images().first() {
+            None => Ok(Vec::new()),
+            Some(image) => Err(PictureFault { path: image.path.clone(), problem: PictureProblem::NoVision }),
+        };
+    };
+    vision.measure(history.images())
 }
 
 impl Session {

@@ -12,6 +12,9 @@ use crate::message::{Content, Image, Message, Part, Role, ToolCall};
 /// Opens the text of a system message that stands after the first turns.
 pub const LATE_SYSTEM_MARK: &str = "[system] ";
 
+/// Stands where a tool's result has a picture that the model cannot see.
+pub const OMITTED_IMAGE: &str = "[picture omitted: this model sees no pictures]";
+
 /// What becomes of a system message that does not lead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -78,6 +81,22 @@ impl History {
     /// The pictures, in the order of the prompt's picture places.
     pub fn images(&self) -> &[HistoryImage] {
         &self.images
+    }
+
+    /// For a model that sees nothing: pictures in results of tools become [`OMITTED_IMAGE`], each with a note.
+    /// A program put them there, and it would send them again with every further turn. Those of users stay.
+    pub fn omit_tool_images(&mut self) {
+        let results = self.turns.iter_mut().filter(|turn| turn.message.role == Role::Tool);
+        for turn in results {
+            self.notes
+                .extend(images_of(turn).into_iter().map(|image| Note::new("picture_omitted", image.path)));
+            if let Content::Parts(parts) = &mut turn.message.content {
+                for part in parts.iter_mut().filter(|part| matches!(part, Part::Image(_))) {
+                    *part = Part::Text(OMITTED_IMAGE.to_owned());
+                }
+            }
+        }
+        self.images = self.turns.iter().flat_map(images_of).collect();
     }
 
     /// What was changed on the client's behalf.
@@ -334,6 +353,23 @@ mod tests {
         let history = history(json!([calls, result("b"), result("a")]), LateSystem::UserTurn).unwrap();
         let paths: Vec<&str> = history.images().iter().map(|image| image.path.as_str()).collect();
         assert_eq!(paths, ["messages[2].content[0]", "messages[1].content[0]"]);
+    }
+
+    #[test]
+    fn pictures_that_tools_show_to_the_blind_are_told_of() {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let shown = json!({"role": "user", "content": [image]});
+        let calls = json!({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]});
+        let result = json!({"role": "tool", "tool_call_id": "a", "content": [text("left"), image, image]});
+        let mut history = history(json!([shown, calls, result]), LateSystem::UserTurn).unwrap();
+        history.omit_tool_images();
+        let content = json!([text("left"), text(OMITTED_IMAGE), text(OMITTED_IMAGE)]);
+        assert_eq!(history.turns[2].to_json()["content"], content);
+        let note = |part: usize| Note::new("picture_omitted", format!("messages[2].content[{part}]"));
+        assert_eq!(history.notes(), [note(1), note(2)]);
+        let paths: Vec<&str> = history.images().iter().map(|image| image.path.as_str()).collect();
+        assert_eq!(paths, ["messages[0].content[0]"]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use grammar::{
     Answer, CHOICES_MAX, Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Loosened, Matcher,
     NotAllowed, REGEX_BYTES_MAX, SCHEMA_DEPTH_MAX,
 };
-pub use history::{History, HistoryImage, LATE_SYSTEM_MARK, LateSystem};
+pub use history::{History, HistoryImage, LATE_SYSTEM_MARK, LateSystem, OMITTED_IMAGE};
 pub use message::{
     Content, Image, MESSAGES_MAX, Message, PARTS_MAX, Part, Role, SCHEMA_BYTES_MAX, TOOL_NAME_MAX,
     TOOLS_BYTES_MAX, TOOLS_MAX, Tool, ToolCall, is_tool_name,

@@ -191,16 +191,31 @@ async fn aider() {
     session("aider").await;
 }
 
-/// A picture that cannot be taken is named so that Claude Code takes it out of the chat and goes on.
+/// A tool's picture that the model cannot see does not end the session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_with_pictures_go_on_where_the_server_is_blind() {
+    for client in ["claude-code", "codex"] {
+        let recorded = recorded(client);
+        let server = Server::with(Setup { context: Some(16384), ..Setup::default() });
+        let is_picture = |request: &&Value| request["about"] == "a picture in a result";
+        let request = recorded["requests"].as_array().unwrap().iter().find(is_picture).unwrap();
+        let mut request = request.clone();
+        // Nothing was asked before.
+        request["wanted"]["follows"] = false.into();
+        let body = sent(&request, recorded["tools"].as_array().unwrap());
+        replay(&server, &request, body, 0).await;
+    }
+}
+
+/// A person's picture that cannot be taken is named so that Claude Code takes it out of the chat and goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blind_server_names_the_picture() {
-    let recorded = recorded("claude-code");
     let server = Server::with(Setup { context: Some(16384), ..Setup::default() });
-    let is_picture = |request: &&Value| request["about"] == "a picture in a result";
-    let request = recorded["requests"].as_array().unwrap().iter().find(is_picture).unwrap();
-    let body = sent(request, recorded["tools"].as_array().unwrap());
-    let answer = ask(&server, request, body).await;
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let content = json!([{"type": "text", "text": "What?"}, {"type": "image", "source": source}]);
+    let body = json!({"model": "demo", "max_tokens": 3, "messages": [{"role": "user", "content": content}]});
+    let answer = server.post("/v1/messages", &body).await;
     let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
     assert_eq!(answer.status.as_u16(), 400);
-    assert!(message.starts_with("messages[2].content[0].tool_result.content[0].image: "), "{message}");
+    assert!(message.starts_with("messages[0].content[1].image: "), "{message}");
 }

@@ -168,6 +168,31 @@ async fn each_bad_picture_has_its_answer() {
     assert_eq!(answer.error(), (400, "unsupported_parameter".into(), place));
 }
 
+/// A model without a tower is told that a tool gave a picture; the conversation goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_cannot_be_seen_are_told_of() {
+    let blind = Server::new();
+    let link = url(&file("dev-250-0.png"));
+    let call = json!({"id": "c", "type": "function", "function": {"name": "shoot", "arguments": "{}"}});
+    let text = json!({"type": "text", "text": "Shot: "});
+    let mut messages = json!([{"role": "user", "content": "Look."},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [text, part(&link)]}]);
+    let note = json!({"code": "picture_omitted", "path": "messages[2].content[1]"});
+    let clary = json!({"notes": true, "prompt": true});
+    let dry = blind.chat(json!({"messages": messages, "dry_run": true, "clary": clary})).await.ok();
+    let prompt = dry["prompt"].as_str().unwrap();
+    assert!(prompt.contains(&format!("Shot: {}\n</tool_response>", text::OMITTED_IMAGE)), "{prompt}");
+    assert_eq!((&dry["notes"], &dry["image_tokens"]), (&json!([note]), &json!([])));
+    let reply = blind.chat(json!({"messages": messages, "max_tokens": 3, "clary": clary})).await.ok();
+    assert_eq!(reply["clary"]["notes"], json!([note]));
+    // What a person shows is refused.
+    messages[0]["content"] = json!([part(&link)]);
+    let answer = blind.chat(json!({"messages": messages})).await;
+    let place = Some("messages[0].content[0]".to_owned());
+    assert_eq!(answer.error(), (400, "unsupported_parameter".into(), place));
+}
+
 /// What is odd but a picture is seen, whatever its label, frames, colours and notes say.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_pictures_are_seen() {

@@ -303,7 +303,7 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
         notes.push("no keys: everybody who reaches this address may ask".to_owned());
     }
     if weights.parts.vision && sizes.model.image_tokens == 0 {
-        notes.push("vision: off, pictures are refused".to_owned());
+        notes.push("vision: off, pictures of users are refused".to_owned());
     }
     if args.draft.draft != Draft::Off && !weights.parts.mtp {
         notes.push("drafts: the model has no MTP layer".to_owned());

@@ -207,8 +207,8 @@ fn render(
     tools: &Arc<[Tool]>,
 ) -> Result<(Rendered, Vec<Measured>), ApiError> {
     let messages: Vec<Message> = std::mem::take(&mut request.messages);
-    let history = History::new(messages, app.settings().late_system)?;
-    let pictures = measure(served.session.vision(), history.images())?;
+    let mut history = History::new(messages, app.settings().late_system)?;
+    let pictures = measure(served.session.vision(), &mut history)?;
     let mut kwargs = app.settings().template_kwargs.clone();
     kwargs.extend(std::mem::take(&mut request.chat_template_kwargs));
     let preserve = kwargs.shift_remove("preserve_thinking").and_then(|preserve| preserve.as_bool());
