@@ -50,7 +50,7 @@ fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Re
 fn main() -> Result {
     let source = Blank::new(serde_json::from_str(CONFIG)?, MLX_4BIT)?;
     for mtp in [false, true] {
-        let (device, _) = rehearse(&CARD_KINDS[0])?;
+        let (device, _) = rehearse(&CARD_KINDS[0], false)?;
         let settings = model::qwen3_5::Settings { mtp, ..settings(KvForm::Int8, usize::MAX) };
         let mut model = open(&source, device, settings, &mut |_, _| {})?;
         println!("MTP layer {}", if model.spec().has_mtp { "loaded" } else { "left out" });

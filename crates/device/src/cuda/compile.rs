@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::driver::{Driver, Function, Prepared, Result};
 use super::launch::{Kernel, Launch};
-use super::sources::{FILES, HEADERS};
+use super::sources::{FILES, HEADERS, PLAIN_SUMS, mentions};
 use crate::DeviceError;
 
 /// Options that the law asks for (`docs/arithmetic.md`, rule 1).
@@ -219,7 +219,8 @@ impl Kernels {
     fn image(&self, file: &'static str, defines: &[(&'static str, String)]) -> Result<Vec<u8>> {
         let arch = self.driver.facts().arch.clone();
         let mut defines = defines.to_vec();
-        defines.extend(self.plain_sums.then(|| ("PLAIN_SUMS", "1".to_owned())));
+        let summed_plainly = self.plain_sums && mentions(source(file)?, PLAIN_SUMS);
+        defines.extend(summed_plainly.then(|| (PLAIN_SUMS, "1".to_owned())));
         let defines = &defines[..];
         if let Some(folder) = &self.shipped
             && let Ok(image) = fs::read(image_path(folder, &key(None, file, defines, &arch)?))

@@ -61,13 +61,17 @@ impl Rehearsed {
     }
 }
 
-/// A device for a card of this kind, and what will be asked of it.
-pub fn rehearse(kind: &CardKind) -> Result<(Box<dyn Device>, Rehearsed), DeviceError> {
+/// A device for a card of this kind, and what will be asked of it. `plain_sums`: its half-precision matrix instruction
+/// does not sum exactly ([`CudaSettings::plain_sums`]).
+pub fn rehearse(kind: &CardKind, plain_sums: bool) -> Result<(Box<dyn Device>, Rehearsed), DeviceError> {
     let card = Arc::new(StandIn::new(kind.facts(), false));
     let driver: Arc<dyn Driver> = card.clone();
     let mut kernels = Kernels::with(driver.clone(), None, note_variant);
     exact::holds(&driver, &mut kernels)?;
     probe::measure(&driver, &mut kernels)?;
-    let settings = CudaSettings::of(0);
+    if plain_sums {
+        kernels.sum_plainly();
+    }
+    let settings = CudaSettings { plain_sums, ..CudaSettings::of(0) };
     Ok((Box::new(Cuda::on(driver, kernels, settings)?), Rehearsed(card)))
 }

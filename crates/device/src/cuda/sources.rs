@@ -64,6 +64,16 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "shared/quantize.h" => "shared/quantize.h",
 };
 
+/// Whether a text, or a header that it includes, has this word.
+pub(super) fn mentions(text: &str, word: &str) -> bool {
+    fn included(line: &str) -> Option<&str> {
+        line.strip_prefix("#include \"")?.split('"').next()
+    }
+    let header = |name: &str| HEADERS.iter().find(|(of, _)| *of == name).map(|(_, text)| *text);
+    text.contains(word)
+        || text.lines().filter_map(included).filter_map(header).any(|header| mentions(header, word))
+}
+
 /// Files with the constants they are checked with when no card is there.
 pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
@@ -258,11 +268,49 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     ("embed.cu", &[("KINDS", "1"), ("KIND0", "16452")]),
+    // Cards whose matrix instruction does not sum exactly.
+    (
+        "linear.cu",
+        &[
+            ("ROWS", "8"),
+            ("WHOLE_SLICES", "0"),
+            ("COLS", "2048"),
+            ("THREADS", "256"),
+            ("TILES", "1"),
+            ("KINDS", "1"),
+            ("KIND0", "16452"),
+            (PLAIN_SUMS, "1"),
+        ],
+    ),
+    (
+        "experts_prompt.cu",
+        &[
+            ("INNER_GROUP", "64"),
+            ("TILE_ROWS", "64"),
+            ("ROW_WARPS", "2"),
+            ("BLOCKS", "2"),
+            ("KINDS", "1"),
+            ("KIND0", "16452"),
+            (PLAIN_SUMS, "1"),
+        ],
+    ),
 ];
+
+/// Set where grouped products are to be summed without the half-precision matrix instruction.
+pub(super) const PLAIN_SUMS: &str = "PLAIN_SUMS";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_found_in_headers_of_headers() {
+        let text = |of| FILES.iter().find(|(name, _)| *name == of).expect("a file").1;
+        for of in ["linear.cu", "experts.cu", "linear_prompt.cu", "experts_stream.cu"] {
+            assert!(mentions(text(of), PLAIN_SUMS), "{of}");
+        }
+        assert!(!mentions(text("rows.cu"), PLAIN_SUMS) && !mentions(text("attention.cu"), PLAIN_SUMS));
+    }
 
     #[test]
     fn every_file_is_checked_in_some_variant() {

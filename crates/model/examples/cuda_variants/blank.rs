@@ -17,9 +17,19 @@ pub(crate) enum Form {
     Plain,
     /// MLX affine in groups of 64, routers and shared-expert gates 8 bits, an MTP sidecar of 4.
     Mlx { bits: u8, expert_bits: u8 },
-    /// AutoRound or compressed-tensors, symmetric in groups of 128; embedding, head, gates and `mtp.fc` stay BF16.
-    Packed { bits: u8, scales: Dtype },
+    /// AutoRound or compressed-tensors, symmetric in groups of 128; the embedding, gates and `mtp.fc` stay BF16, and
+    /// modules whose names have one of these parts.
+    Packed { bits: u8, scales: Dtype, left: &'static [&'static str] },
 }
+
+/// What packed checkpoints leave in BF16 (`docs/formats.md`, AutoRound; published ones differ module by module).
+pub(crate) const LEFT: [&[&str]; 4] = [
+    &["lm_head"],
+    &["lm_head", "in_proj_a", "in_proj_b"],
+    &["lm_head", "in_proj_a", "in_proj_b", "shared_expert"],
+    // With its head quantized and the MTP layer as it was.
+    &["in_proj_a", "in_proj_b", "shared_expert", "mtp."],
+];
 
 impl Form {
     /// How a matrix is stored. `expert`: it belongs to a routed expert.
@@ -38,8 +48,9 @@ impl Form {
                 };
                 Scheme { bits, group: 64, zero: Zero::Affine, scales: Dtype::Bf16 }
             }
-            Self::Packed { bits, scales } => {
-                if is_gate || ["embed_tokens", "lm_head", "mtp.fc"].iter().any(|end| module.ends_with(end)) {
+            Self::Packed { bits, scales, left } => {
+                let stays = |part: &&str| module.contains(*part);
+                if is_gate || ["embed_tokens", "mtp.fc"].iter().chain(left).any(stays) {
                     return dense;
                 }
                 Scheme { bits, group: 128, zero: Zero::Symmetric, scales }

@@ -13,18 +13,22 @@ use std::process::ExitCode;
 
 use device::cuda::rehearsal::CARD_KINDS;
 
-use subjects::{Result, rehearsed, subjects};
+use subjects::{Result, rehearsed, subjects, summed_plainly};
 
 /// The list: variants with all architectures that want them.
 fn list() -> Result<String> {
     let mut archs: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-    for subject in subjects()? {
-        for kind in &CARD_KINDS {
-            for variant in rehearsed(kind, &subject)? {
-                archs.entry(variant).or_default().extend(kind.archs);
+    for (subjects, plain_sums) in [(subjects()?, false), (summed_plainly()?, true)] {
+        for subject in subjects {
+            // Hopper cards have been seen to sum exactly.
+            for kind in CARD_KINDS.iter().filter(|kind| !(plain_sums && kind.archs.contains(&"sm_90a"))) {
+                for variant in rehearsed(kind, &subject, plain_sums)? {
+                    archs.entry(variant).or_default().extend(kind.archs);
+                }
             }
+            let how = if plain_sums { ", plain sums" } else { "" };
+            eprintln!("{}{how}: {} variants so far", subject.name, archs.len());
         }
-        eprintln!("{}: {} variants so far", subject.name, archs.len());
     }
     let line = |(variant, archs): (&String, &BTreeSet<&str>)| {
         let archs: Vec<&str> = archs.iter().copied().collect();

@@ -11,7 +11,7 @@ use model::qwen3_5::{Config, open};
 use quant::Dtype;
 use serde_json::{Value, json};
 
-use crate::blank::{Blank, Form};
+use crate::blank::{Blank, Form, LEFT};
 use crate::tour::{Tour, settings};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
@@ -64,7 +64,7 @@ pub(crate) const MLX_4BIT: Form = Form::Mlx { bits: 4, expert_bits: 4 };
 /// Everything that a release has kernels for.
 pub(crate) fn subjects() -> Result<Vec<Subject>> {
     let mlx = |bits| Form::Mlx { bits, expert_bits: bits };
-    let packed = |bits, scales| Form::Packed { bits, scales };
+    let packed = |bits, scales, left| Form::Packed { bits, scales, left };
     let forms = [
         Form::Plain,
         MLX_4BIT,
@@ -73,9 +73,13 @@ pub(crate) fn subjects() -> Result<Vec<Subject>> {
         mlx(5),
         mlx(6),
         mlx(8),
-        packed(4, Dtype::F16),
-        packed(4, Dtype::Bf16),
-        packed(8, Dtype::F16),
+        packed(4, Dtype::F16, LEFT[0]),
+        packed(4, Dtype::F16, LEFT[1]),
+        packed(4, Dtype::F16, LEFT[2]),
+        packed(4, Dtype::F16, LEFT[3]),
+        packed(4, Dtype::Bf16, LEFT[0]),
+        packed(4, Dtype::Bf16, LEFT[3]),
+        packed(8, Dtype::F16, LEFT[0]),
     ];
     let mut all = forms.into_iter().map(published).collect::<Result<Vec<_>>>()?;
     for path in ["models/demo", "fixtures/tiny-a", "fixtures/tiny-b"] {
@@ -87,12 +91,18 @@ pub(crate) fn subjects() -> Result<Vec<Subject>> {
     Ok(all)
 }
 
-/// Variants that a card of this kind is asked for.
-pub(crate) fn rehearsed(kind: &CardKind, subject: &Subject) -> Result<BTreeSet<String>> {
+/// Models that a card can run, too, whose half-precision matrix instruction does not sum exactly.
+pub(crate) fn summed_plainly() -> Result<Vec<Subject>> {
+    let packed = |scales| published(Form::Packed { bits: 4, scales, left: LEFT[0] });
+    Ok(vec![published(MLX_4BIT)?, packed(Dtype::F16)?, packed(Dtype::Bf16)?, folder("models/demo")?])
+}
+
+/// Variants that a card of this kind is asked for. `plain_sums`: as [`summed_plainly`] has it.
+pub(crate) fn rehearsed(kind: &CardKind, subject: &Subject, plain_sums: bool) -> Result<BTreeSet<String>> {
     let mut all = BTreeSet::new();
     let context = Config::from_json(subject.source.config())?.positions_max;
     for &kv in subject.kv {
-        let (device, asked) = rehearse(kind)?;
+        let (device, asked) = rehearse(kind, plain_sums)?;
         let opened = open(&*subject.source, device, settings(kv, context), &mut |_, _| {});
         let done = opened.map_err(Into::into).and_then(|mut model| Tour::new(&mut model).all());
         done.map_err(|error| format!("{} on {}: {error}", subject.name, kind.archs.join(", ")))?;
