@@ -5,6 +5,7 @@ mod can_fail;
 mod cpu;
 mod demo;
 mod devices;
+mod evicted;
 mod fake;
 mod long;
 mod pictures;
