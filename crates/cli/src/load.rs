@@ -127,7 +127,7 @@ pub(crate) fn opening(cpu: CpuSettings) -> OpenSettings {
 }
 
 /// Compiled kernels that came with the program: `kernels` beside it, or `../lib/clary/kernels`.
-fn kernels() -> Option<PathBuf> {
+pub(crate) fn kernels() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let beside = program.parent()?;
     [beside.join("kernels"), beside.join("../lib/clary/kernels")].into_iter().find(|folder| folder.is_dir())

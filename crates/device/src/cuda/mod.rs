@@ -112,6 +112,16 @@ pub struct Cuda {
     lost: Option<String>,
 }
 
+/// Cards that the driver shows to this process, or why there are none.
+pub fn cards() -> std::result::Result<usize, String> {
+    driver::cards()
+}
+
+/// Version of the compiler of kernels (NVRTC), major and minor, or why there is none.
+pub fn compiler() -> std::result::Result<(i32, i32), String> {
+    compile::nvrtc_version()
+}
+
 /// Free and total bytes of a card's memory.
 pub fn card_memory(ordinal: usize) -> Result<(u64, u64)> {
     Card::open(ordinal)?.memory()

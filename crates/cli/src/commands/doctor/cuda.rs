@@ -1,9 +1,10 @@
-//! NVIDIA cards, by the words of the driver's own program.
+//! NVIDIA cards, by the words of the driver and of its own program.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::Check;
+use crate::load;
 
 /// Oldest driver that is supported.
 const DRIVER_MIN: u32 = 550;
@@ -23,8 +24,13 @@ pub(super) struct Card {
     busy: Option<u64>,
 }
 
-/// Cards that the driver knows, in its order.
-pub(super) fn cards() -> Vec<Card> {
+/// Number of cards that can be named as `cuda:N`.
+pub(super) fn usable() -> usize {
+    device::cuda::cards().unwrap_or(0)
+}
+
+/// Cards that the driver's program knows, in its order.
+fn cards() -> Vec<Card> {
     ask(&[&format!("--query-gpu={FIELDS}")]).map_or_else(Vec::new, |text| parse(&text))
 }
 
@@ -52,24 +58,71 @@ fn parse(text: &str) -> Vec<Card> {
 
 pub(super) fn checks(root: &Path) -> Vec<Check> {
     let cards = cards();
-    if cards.is_empty() {
-        return vec![match root.join("proc/driver/nvidia").exists() {
-            true => Check::fail(
-                "cuda",
-                "a driver is loaded, and nvidia-smi names no card",
-                "install the driver's utilities of the same version; check CUDA_VISIBLE_DEVICES",
-            ),
-            false => Check::ok("cuda", "no NVIDIA driver: not used"),
-        }];
-    }
-    let mut checks = vec![driver(&cards[0].driver)];
+    let usable = device::cuda::cards();
+    let Some(first) = cards.first() else {
+        let has_driver = root.join("proc/driver/nvidia").exists();
+        let mut checks = vec![unnamed(has_driver, usable.as_ref().copied().map_err(String::as_str))];
+        checks.extend(usable.is_ok_and(|count| count > 0).then(kernels));
+        return checks;
+    };
+    let mut checks = vec![driver(&first.driver)];
     checks.extend(cards.iter().enumerate().map(|(index, card)| state(index, card)));
+    if let Err(reason) = &usable {
+        let fix = "run where the driver's library is the one that is loaded";
+        checks.push(Check::fail("cuda", reason.as_str(), fix));
+    }
+    checks.push(kernels());
     if let Ok(mask) = std::env::var("CUDA_VISIBLE_DEVICES") {
         checks.push(Check::ok("cuda mask", format!("CUDA_VISIBLE_DEVICES={mask}: {}", masked(&mask))));
     }
     let others = ask(&["--query-compute-apps=used_memory"]).unwrap_or_default();
     checks.extend(users(&others));
     checks
+}
+
+/// No card is named by nvidia-smi. `usable`: cards that the driver's library shows.
+fn unnamed(has_driver: bool, usable: Result<usize, &str>) -> Check {
+    match (usable, has_driver) {
+        (Ok(count @ 1..), _) => Check::warn(
+            "cuda",
+            format!("the driver shows {count} of its cards, and nvidia-smi names none"),
+            "install the driver's utilities of the same version to see its version, memory and load here",
+        ),
+        (Ok(0), _) => Check::warn(
+            "cuda",
+            "the driver shows no card",
+            "check CUDA_VISIBLE_DEVICES, and whether the container may use cards",
+        ),
+        (Err(reason), true) => Check::fail(
+            "cuda",
+            format!("a driver is loaded; {reason}"),
+            "install the driver's libraries and utilities of the same version",
+        ),
+        (Err(_), false) => Check::ok("cuda", "no NVIDIA driver: not used"),
+    }
+}
+
+/// Where kernels come from.
+fn kernels() -> Check {
+    kernels_of(load::kernels().is_some(), device::cuda::compiler())
+}
+
+fn kernels_of(shipped: bool, compiler: Result<(i32, i32), String>) -> Check {
+    let name = "cuda kernels";
+    match (shipped, compiler) {
+        (false, Ok((major, minor))) => {
+            Check::ok(name, format!("compiled at first use by NVRTC {major}.{minor}"))
+        }
+        (true, Ok((major, minor))) => {
+            Check::ok(name, format!("came with the program, NVRTC {major}.{minor} compiles others"))
+        }
+        (true, Err(_)) => Check::ok(name, "came with the program; without NVRTC there are no others"),
+        (false, Err(reason)) => Check::fail(
+            name,
+            reason,
+            "name the folder of libnvrtc in LD_LIBRARY_PATH, or install a release that has kernels",
+        ),
+    }
 }
 
 fn driver(version: &str) -> Check {
@@ -133,6 +186,33 @@ mod tests {
         assert_eq!(driver(&cards[1].driver).state, State::Fail);
         assert_eq!(users("100\n924\n").unwrap().found, "2 other programs, 1.0 GiB");
         assert_eq!(users(""), None);
+    }
+
+    #[test]
+    fn cards_that_only_the_drivers_library_shows() {
+        let missing = Err("no NVIDIA driver: libcuda was not found");
+        for (has_driver, usable, state, says) in [
+            (false, Ok(2), State::Warn, "shows 2"),
+            (true, Ok(0), State::Warn, "no card"),
+            (true, missing, State::Fail, "libcuda"),
+            (false, missing, State::Ok, "not used"),
+        ] {
+            let check = unnamed(has_driver, usable);
+            assert_eq!((check.state, check.found.contains(says)), (state, true), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn where_kernels_come_from() {
+        let none = || Err("NVRTC was not found".to_owned());
+        for (shipped, compiler, state) in [
+            (false, Ok((13, 0)), State::Ok),
+            (true, Ok((13, 0)), State::Ok),
+            (true, none(), State::Ok),
+            (false, none(), State::Fail),
+        ] {
+            assert_eq!(kernels_of(shipped, compiler).state, state, "{shipped}");
+        }
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) fn doctor(args: &DoctorArgs, output: &Output) -> Result {
         None => Store::new(None).map(|store| place::existing(&store.root)),
     };
     checks.extend(place::checks(store, args.port));
-    let devices = kernels::devices(cuda::cards().len());
+    let devices = kernels::devices(cuda::usable());
     let (tested, works) = kernels::checks(&devices);
     checks.extend(tested);
     match output.json {
