@@ -124,20 +124,7 @@ pub(crate) fn draw_at(like: &Draw, row: usize, position: usize) -> Draw {
 
 /// A greedy draw.
 pub(crate) fn greedy() -> Draw {
-    Draw {
-        row: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        choice: 0,
-        position: 0,
-        vocabulary: u32::MAX,
-        adjust: Vec::new(),
-        mask: None,
-        top_logprobs: 0,
-    }
+    Draw::greedy(0, 0, u32::MAX)
 }
 
 /// A draw of high temperature, so that draws with other keys rarely agree.

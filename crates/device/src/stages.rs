@@ -44,6 +44,26 @@ pub struct Draw {
     pub top_logprobs: u32,
 }
 
+impl Draw {
+    /// The highest logit of row `row`, for position `position`: nothing is adjusted, masked or reported.
+    pub fn greedy(row: usize, position: u64, vocabulary: u32) -> Self {
+        Self {
+            row,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            choice: 0,
+            position,
+            vocabulary,
+            adjust: Vec::new(),
+            mask: None,
+            top_logprobs: 0,
+        }
+    }
+}
+
 /// What penalties and bias do to the logit of one token, in this order, each one f32 operation: a positive logit is
 /// divided by `repetition`, another multiplied; `frequency` is subtracted; `presence` is subtracted; `bias` is added.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,6 +11,8 @@ use crate::request::DRAFT_MAX;
 const FRESH: f64 = 0.2;
 /// Weight of a new measurement of what happens seldom: drafted rounds and drafts.
 const FRESH_SELDOM: f64 = 0.3;
+/// Measurements that one at start stands for: it is a median of so many.
+const CALIBRATED: u64 = 3;
 /// One hiccup of the system is not a new cost: a measurement counts as at most so many times the known one.
 const HICCUP: f64 = 2.0;
 /// Nor is it booked against drafts in full.
@@ -133,13 +135,13 @@ impl Costs {
     pub(crate) fn set_step(&mut self, rows: usize, seconds: f64) {
         let known = if rows == 1 { &mut self.plain } else { &mut self.drafted };
         if let Some(known) = known.get_mut(rows) {
-            *known = Measured { seconds, count: 3 };
+            *known = Measured { seconds, count: CALIBRATED };
         }
     }
 
     /// Sets what a drafted token takes, and the MTP layer's knowledge of one, as measured at start.
     pub(crate) fn set_drafts(&mut self, token: f64, upkeep: f64) {
-        self.draft_token = Measured { seconds: token, count: 3 };
+        self.draft_token = Measured { seconds: token, count: CALIBRATED };
         self.upkeep = upkeep;
     }
 

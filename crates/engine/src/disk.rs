@@ -44,6 +44,7 @@ enum Work {
 /// The tier, as the engine sees it.
 #[derive(Debug)]
 pub(crate) struct DiskTier {
+    digest: [u8; 32],
     /// Kept positions: how many entries have this many tokens.
     positions: BTreeMap<usize, usize>,
     /// State files by name, those on their way among them: position.
@@ -59,6 +60,7 @@ pub(crate) struct DiskTier {
 impl DiskTier {
     /// Opens a folder, lists what it holds and starts the thread, which ends with the tier.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<Self> {
+        let digest = settings.digest;
         let (mut files, listing) = Files::open(settings)?;
         let (work, received) = sync_channel(WORK_MAX);
         let (report, gone) = channel();
@@ -73,16 +75,25 @@ impl DiskTier {
                         files.write(entry).into_iter().for_each(|gone| drop(report.send(gone)));
                         written.fetch_sub(bytes, Ordering::AcqRel);
                     }
-                    Work::Read(wanted, answer) => drop(answer.send(files.read(&wanted))),
+                    Work::Read(wanted, answer) => {
+                        let read = files.read(&wanted).map_err(|gone| {
+                            gone.into_iter().for_each(|gone| drop(report.send(gone)));
+                        });
+                        drop(answer.send(read.ok()));
+                    }
                     Work::Flush(done) => drop(done.send(())),
                 }
             }
         })?;
         let pages = listing.pages.into_iter().collect();
         let (positions, states) = (BTreeMap::new(), BTreeMap::new());
-        let mut tier = Self { positions, states, pages, work, gone, waiting };
+        let mut tier = Self { digest, positions, states, pages, work, gone, waiting };
         listing.states.into_iter().for_each(|(name, position)| tier.enter(name, position));
         Ok(tier)
+    }
+
+    fn state_name(&self, namespace: &str, keys: &[u64]) -> String {
+        Chain::new(&self.digest, namespace).extend(keys).name("state")
     }
 
     fn enter(&mut self, name: String, position: usize) {
@@ -112,11 +123,11 @@ impl DiskTier {
 
     /// The longest kept position at most `most` tokens long that seems to be a prefix of `keys`.
     pub(crate) fn find(&self, namespace: &str, keys: &[u64], most: usize) -> Option<usize> {
-        let mut chain = Chain::new(namespace);
+        let mut chain = Chain::new(&self.digest, namespace);
         let mut at = 0;
         let mut best = None;
         for &position in self.positions.keys().take_while(|&&position| position <= most) {
-            chain = keys[at..position].iter().fold(chain, |chain, &key| chain.push(key));
+            chain = chain.extend(&keys[at..position]);
             at = position;
             if self.states.contains_key(&chain.name("state")) {
                 best = Some(position);
@@ -136,7 +147,7 @@ impl DiskTier {
         wait: bool,
     ) {
         self.catch_up();
-        let name = state_name(namespace, keys);
+        let name = self.state_name(namespace, keys);
         if self.states.contains_key(&name) {
             return;
         }
@@ -172,10 +183,10 @@ impl DiskTier {
         pages: &[u32],
         snapshot: SnapshotId,
     ) -> Option<Entry> {
-        let mut chain = Chain::new(namespace);
+        let mut chain = Chain::new(&self.digest, namespace);
         let mut new = Vec::new();
         for (page, keys) in pages.iter().zip(keys.chunks_exact(PAGE_TOKENS)) {
-            chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
+            chain = chain.extend(keys);
             let name = chain.name("page");
             if !self.pages.contains(&name) {
                 new.push((name, model.export_page(*page).ok()?));
@@ -198,7 +209,7 @@ impl DiskTier {
         shared: usize,
     ) -> Option<Receiver<Option<Payload>>> {
         self.catch_up();
-        let name = state_name(namespace, keys);
+        let name = self.state_name(namespace, keys);
         let wanted = Wanted { name, namespace: namespace.to_owned(), keys: keys.to_vec(), shared };
         let (answer, answered) = channel();
         self.work.try_send(Work::Read(wanted, answer)).ok()?;
@@ -207,7 +218,7 @@ impl DiskTier {
 
     /// An entry could not be read.
     pub(crate) fn lost(&mut self, namespace: &str, keys: &[u64]) {
-        self.forget(&state_name(namespace, keys));
+        self.forget(&self.state_name(namespace, keys));
     }
 
     /// Waits until everything handed over is on disk.
@@ -219,8 +230,4 @@ impl DiskTier {
         }
         self.catch_up();
     }
-}
-
-fn state_name(namespace: &str, keys: &[u64]) -> String {
-    keys.iter().fold(Chain::new(namespace), |chain, &key| chain.push(key)).name("state")
 }

@@ -1,8 +1,9 @@
 //! The files of the disk tier. All of this runs on the tier's thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 
 use model::PAGE_TOKENS;
 
@@ -11,22 +12,33 @@ use crate::disk::DiskSettings;
 const MAGIC: &[u8; 8] = b"CLARYKV1";
 const HEADER: usize = 8 + 32;
 const CHECKSUM: usize = 16;
+/// Hexadecimal digits of a chain in a file's name.
+const NAME_LENGTH: usize = 32;
+/// Kind of a file that is not whole yet.
+const PARTIAL: &str = "partial";
 
 /// A 128-bit chain over keys: two independent 64-bit chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Chain(u64, u64);
 
 impl Chain {
-    pub(crate) fn new(namespace: &str) -> Self {
-        let bytes = namespace.bytes().map(u64::from);
-        bytes.fold(Self(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344), Self::push)
+    const START: Self = Self(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344);
+
+    /// The chain before the first key of a namespace, under a tier's digest.
+    pub(crate) fn new(digest: &[u8; 32], namespace: &str) -> Self {
+        digest.iter().copied().chain(namespace.bytes()).map(u64::from).fold(Self::START, Self::push)
     }
 
-    pub(crate) fn push(self, key: u64) -> Self {
+    fn push(self, key: u64) -> Self {
         Self(
             scramble(self.0 ^ key),
             scramble(self.1.rotate_left(7) ^ key.wrapping_mul(0xa409_3822_299f_31d1)),
         )
+    }
+
+    /// The chain behind these keys.
+    pub(crate) fn extend(self, keys: &[u64]) -> Self {
+        keys.iter().fold(self, |chain, &key| chain.push(key))
     }
 
     pub(crate) fn name(self, kind: &str) -> String {
@@ -42,6 +54,7 @@ fn scramble(mut x: u64) -> u64 {
 }
 
 /// An entry to write.
+#[derive(Clone)]
 pub(crate) struct Entry {
     /// Name of its state file.
     pub(crate) name: String,
@@ -102,34 +115,43 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Opens a folder and lists what it holds.
+    /// Opens a folder and lists what it holds. Files of its own that are of no use are removed; all others, those of
+    /// another digest among them, are let alone and do not count.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<(Self, Listing)> {
         fs::create_dir_all(&settings.folder)?;
         let mut files = Self { settings, states: BTreeMap::new(), bytes: 0, age: 0 };
-        let mut found: Vec<(std::time::SystemTime, PathBuf)> = Vec::new();
+        let (mut states, mut pages) = (Vec::new(), Vec::new());
         for file in fs::read_dir(&files.settings.folder)? {
             let file = file?;
-            let about = file.metadata()?;
-            let path = file.path();
-            if path.extension().is_some_and(|kind| kind == "partial") {
-                fs::remove_file(&path)?;
-            } else if about.is_file() {
-                files.bytes += about.len();
-                found.push((about.modified()?, path));
+            let (about, path) = (file.metadata()?, file.path());
+            let Some((name, kind)) = named(&path).filter(|_| about.is_file()) else { continue };
+            match kind {
+                PARTIAL => {
+                    fs::remove_file(&path)?;
+                    continue;
+                }
+                _ if is_foreign(&path, &files.settings.digest) => continue,
+                "state" => states.push((about.modified()?, name.to_owned())),
+                _ => pages.push(name.to_owned()),
             }
+            files.bytes += about.len();
         }
-        found.sort();
-        let of_kind = |kind: &'static str| {
-            let named = found.iter().filter(move |(_, path)| path.extension().is_some_and(|k| k == kind));
-            named.map(|(_, path)| path)
-        };
-        let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_owned());
-        let mut listing = Listing { states: Vec::new(), pages: of_kind("page").filter_map(name).collect() };
-        for path in of_kind("state") {
-            let state = read_file(path, &files.settings.digest).and_then(|payload| State::parse(&payload));
-            if let (Some(name), Some(state)) = (name(path), state) {
-                files.enter(name.clone(), state.keys.len());
-                listing.states.push((name, state.keys.len()));
+        states.sort();
+        let mut listing = Listing { states: Vec::new(), pages: Vec::new() };
+        let mut needed = HashSet::new();
+        for (_, name) in states {
+            let Some(state) = files.state(&name) else {
+                files.remove(&name);
+                continue;
+            };
+            needed.extend(state.pages(&files.settings.digest));
+            files.enter(name.clone(), state.keys.len());
+            listing.states.push((name, state.keys.len()));
+        }
+        for page in pages {
+            match needed.contains(&page) {
+                true => listing.pages.push(page),
+                false => drop(files.remove(&page)),
             }
         }
         Ok((files, listing))
@@ -161,39 +183,56 @@ impl Files {
         self.keep_limit()
     }
 
-    /// Reads an entry. `None` if any part of it is not what it should be; it is then forgotten.
-    pub(crate) fn read(&mut self, wanted: &Wanted) -> Option<Payload> {
-        let payload = self.read_parts(wanted);
-        match payload {
-            Some(_) => self.enter(wanted.name.clone(), wanted.keys.len()),
-            None => self.forget(&wanted.name),
-        }
-        payload
-    }
-
-    fn read_parts(&self, wanted: &Wanted) -> Option<Payload> {
-        let digest = &self.settings.digest;
-        let state = State::parse(&read_file(&self.settings.folder.join(&wanted.name), digest)?)?;
-        if state.namespace != wanted.namespace || state.keys != wanted.keys {
-            return None;
-        }
-        let mut chain = Chain::new(&wanted.namespace);
-        let mut pages = Vec::new();
-        for (index, keys) in wanted.keys.chunks_exact(PAGE_TOKENS).enumerate() {
-            chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
-            if index >= wanted.shared {
-                pages.push(read_file(&self.settings.folder.join(chain.name("page")), digest)?);
+    /// Reads an entry. Where a part of it is not what it should be the entry and that part are removed, so that they
+    /// can be written again: those files.
+    pub(crate) fn read(&mut self, wanted: &Wanted) -> Result<Payload, Vec<Gone>> {
+        match self.read_parts(wanted) {
+            Ok(payload) => {
+                self.enter(wanted.name.clone(), wanted.keys.len());
+                Ok(payload)
+            }
+            Err(page) => {
+                self.forget(&wanted.name);
+                let page = page.filter(|page| self.remove(page)).map(Gone::Page);
+                Err(std::iter::once(Gone::State(wanted.name.clone())).chain(page).collect())
             }
         }
-        Some(Payload { pages, open: state.open, state: state.state })
+    }
+
+    /// The parts of an entry; an error names the page that is wrong, or none where the state is.
+    fn read_parts(&self, wanted: &Wanted) -> Result<Payload, Option<String>> {
+        let state = self.state(&wanted.name).ok_or(None)?;
+        if state.namespace != wanted.namespace || state.keys != wanted.keys {
+            return Err(None);
+        }
+        let mut pages = Vec::new();
+        for page in state.pages(&self.settings.digest).skip(wanted.shared) {
+            let bytes = read_file(&self.settings.folder.join(&page), &self.settings.digest);
+            pages.push(bytes.ok_or(Some(page))?);
+        }
+        Ok(Payload { pages, open: state.open, state: state.state })
+    }
+
+    /// What a state file holds, if it is whole and ours.
+    fn state(&self, name: &str) -> Option<State> {
+        State::parse(&read_file(&self.settings.folder.join(name), &self.settings.digest)?)
     }
 
     fn forget(&mut self, name: &str) {
-        let path = self.settings.folder.join(name);
-        self.bytes = self.bytes.saturating_sub(fs::metadata(&path).map_or(0, |about| about.len()));
         // A file that cannot be removed is out of the index all the same.
-        let _ = fs::remove_file(path);
+        self.remove(name);
         self.states.remove(name);
+    }
+
+    /// Removes a file; false if it is still there.
+    fn remove(&mut self, name: &str) -> bool {
+        let path = self.settings.folder.join(name);
+        let bytes = fs::metadata(&path).map_or(0, |about| about.len());
+        let is_gone = fs::remove_file(&path).is_ok();
+        if is_gone {
+            self.bytes = self.bytes.saturating_sub(bytes);
+        }
+        is_gone
     }
 
     /// Removes the oldest entries, then the pages that no entry left needs, until the folder fits.
@@ -207,10 +246,7 @@ impl Files {
             gone.push(Gone::State(oldest));
             let kept: Vec<String> = self.states.keys().flat_map(|name| self.pages_of(name)).collect();
             for page in pages.into_iter().filter(|page| !kept.contains(page)) {
-                let path = self.settings.folder.join(&page);
-                let bytes = fs::metadata(&path).map_or(0, |about| about.len());
-                if fs::remove_file(&path).is_ok() {
-                    self.bytes = self.bytes.saturating_sub(bytes);
+                if self.remove(&page) {
                     gone.push(Gone::Page(page));
                 }
             }
@@ -219,14 +255,7 @@ impl Files {
     }
 
     fn pages_of(&self, state: &str) -> Vec<String> {
-        let payload = read_file(&self.settings.folder.join(state), &self.settings.digest);
-        let Some(state) = payload.and_then(|payload| State::parse(&payload)) else { return Vec::new() };
-        let mut chain = Chain::new(&state.namespace);
-        let pages = state.keys.chunks_exact(PAGE_TOKENS).map(|keys| {
-            chain = keys.iter().fold(chain, |chain, &key| chain.push(key));
-            chain.name("page")
-        });
-        pages.collect()
+        self.state(state).map_or_else(Vec::new, |state| state.pages(&self.settings.digest).collect())
     }
 
     fn write_file(&mut self, path: &Path, payload: &[u8]) -> std::io::Result<()> {
@@ -236,12 +265,27 @@ impl Files {
         bytes.extend(payload);
         let sum = checksum(&bytes);
         bytes.extend(sum);
-        let partial = path.with_extension("partial");
+        let partial = path.with_extension(PARTIAL);
         fs::write(&partial, &bytes)?;
         fs::rename(&partial, path)?;
         self.bytes += bytes.len() as u64;
         Ok(())
     }
+}
+
+/// Name and kind of a file whose name this tier could have given it.
+fn named(path: &Path) -> Option<(&str, &str)> {
+    let (name, kind) = (path.file_name()?.to_str()?, path.extension()?.to_str()?);
+    let stem = name.strip_suffix(kind)?.strip_suffix('.')?;
+    let is_chain = stem.len() == NAME_LENGTH && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_chain && ["state", "page", PARTIAL].contains(&kind)).then_some((name, kind))
+}
+
+/// Whether a file is one of a tier of another digest. One that is too short to tell is not.
+fn is_foreign(path: &Path, digest: &[u8; 32]) -> bool {
+    let mut header = [0; HEADER];
+    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && header[8..] != digest[..]
 }
 
 /// The payload of a whole file of this digest.
@@ -263,7 +307,7 @@ fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
         word[..chunk.len()].copy_from_slice(chunk);
         u64::from_le_bytes(word)
     });
-    let chain = words.fold(Chain::new("checksum").push(bytes.len() as u64), Chain::push);
+    let chain = words.fold(Chain::START.push(bytes.len() as u64), Chain::push);
     let mut sum = [0u8; CHECKSUM];
     sum[..8].copy_from_slice(&chain.0.to_le_bytes());
     sum[8..].copy_from_slice(&chain.1.to_le_bytes());
@@ -279,6 +323,15 @@ struct State {
 }
 
 impl State {
+    /// Names of its full pages.
+    fn pages(&self, digest: &[u8; 32]) -> impl Iterator<Item = String> + '_ {
+        let mut chain = Chain::new(digest, &self.namespace);
+        self.keys.chunks_exact(PAGE_TOKENS).map(move |keys| {
+            chain = chain.extend(keys);
+            chain.name("page")
+        })
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let keys: Vec<u8> = self.keys.iter().flat_map(|key| key.to_le_bytes()).collect();
         let mut bytes = Vec::new();

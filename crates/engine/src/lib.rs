@@ -41,8 +41,8 @@ pub use event::{
 pub use mask::{Allowed, Mask};
 pub use model::{ImageSpec, Picture};
 pub use request::{
-    BIAS_MAX, CHOICES_MAX, Checked, DRAFT_MAX, DraftPolicy, Drafting, LOGPROBS_MAX, Limits, PictureSpan,
-    Refusal, Request, Sampling,
+    BIAS_MAX, CHOICES_MAX, Checked, DRAFT_MAX, DraftPolicy, Drafting, FIRST_MAX, LOGPROBS_MAX, Limits,
+    PictureSpan, Refusal, Request, Sampling,
 };
 pub use store::CacheLimits;
 pub use thread::{Engine, Handle};

@@ -8,6 +8,8 @@ use crate::mask::Mask;
 
 /// Most draft tokens in a chain.
 pub const DRAFT_MAX: usize = 8;
+/// Most candidates for a first drafted token.
+pub const FIRST_MAX: u8 = 4;
 /// Most choices of a request.
 pub const CHOICES_MAX: u32 = 8;
 /// Most entries of a logit bias.
@@ -80,7 +82,7 @@ pub struct Drafting {
     pub mtp: bool,
     /// Copies of what followed the same tokens earlier in the sequence.
     pub copy: bool,
-    /// Candidates for the first drafted token, 1 to 4: more than one makes the window a tree.
+    /// Candidates for the first drafted token, 1 to [`FIRST_MAX`]: more than one make the window a tree.
     pub first: u8,
 }
 
@@ -220,8 +222,6 @@ pub struct Limits {
     pub slots: usize,
     /// K/V pages of the whole engine.
     pub pages: usize,
-    /// Marks of a request that are looked at; further ones are not an error.
-    pub marks: usize,
     /// What pictures the model takes.
     pub images: Option<ImageSpec>,
 }
@@ -234,7 +234,6 @@ impl Limits {
             context: spec.context_max,
             slots: spec.slots,
             pages: spec.pages,
-            marks: 64,
             images: None,
         }
     }
@@ -354,7 +353,7 @@ impl Limits {
         if let Some(&mark) = request.marks.iter().find(|&&mark| mark > length) {
             within("marks", mark, 0, length)?;
         }
-        within("drafting.first", request.drafting.first, 1, 4)?;
+        within("drafting.first", request.drafting.first, 1, FIRST_MAX)?;
         match request.drafting.policy {
             DraftPolicy::Off => Ok(()),
             DraftPolicy::Fixed(count) | DraftPolicy::Auto(count) => {

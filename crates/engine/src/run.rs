@@ -11,7 +11,7 @@ use crate::costs::RoundCost;
 use crate::drafting::{RowMask, Tree};
 use crate::event::ReplyError;
 use crate::plan::{Part, StepLimits, View, Work};
-use crate::request::DraftPolicy;
+use crate::request::{CHOICES_MAX, DraftPolicy};
 use crate::sampling::{draw, score};
 
 /// Rounds after the last drafts of the model during which a stream's MTP layer is kept up where that is dear.
@@ -64,7 +64,7 @@ impl Core {
                 },
                 false => Work::Decode { drafts: running.rows_wished() },
             };
-            View { slot, order: running.order * 64 + u64::from(running.choice), work }
+            View { slot, order: running.order * u64::from(CHOICES_MAX) + u64::from(running.choice), work }
         });
         views.collect()
     }

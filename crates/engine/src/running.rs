@@ -15,6 +15,10 @@ use crate::request::Request;
 use crate::sampling::Penalties;
 use crate::store::CacheLimits;
 
+/// Share of all snapshots that one prompt may leave, and the number that it always may.
+const SNAPSHOTS_SHARE: usize = 4;
+const SNAPSHOTS_MIN: usize = 2;
+
 /// One choice of a request while it has a slot.
 pub(crate) struct Running {
     pub(crate) order: u64,
@@ -51,11 +55,12 @@ pub(crate) struct Running {
     pub(crate) drafting: Wish,
     /// What drafts that the engine chose have cost it.
     pub(crate) account: Account,
-    /// Whether the model expects drafts of it, and rounds since it was asked for some.
+    /// Whether the model expects drafts of it.
     pub(crate) kept_up: bool,
-    /// Tokens that it does not know.
-    pub(crate) unknown: usize,
+    /// Rounds since the model was asked for drafts.
     pub(crate) since_asked: u32,
+    /// Tokens that the model's drafter does not know.
+    pub(crate) unknown: usize,
     pub(crate) cache: crate::event::CacheReport,
     pub(crate) checkpoint: usize,
     pub(crate) drafts: DraftStats,
@@ -69,7 +74,7 @@ pub(crate) struct Running {
 pub(crate) struct Wish {
     /// Tokens of the chain.
     pub(crate) depth: usize,
-    /// What its own history suggests, at most 8 tokens.
+    /// What its own history suggests, at most [`DRAFT_MAX`](crate::DRAFT_MAX) tokens.
     pub(crate) copy: Vec<u32>,
     /// Whether the copy is the chain; else the model is asked.
     pub(crate) copies: bool,
@@ -210,7 +215,7 @@ pub(crate) fn snapshots_at(
     let spans = |tokens: usize| tokens.checked_div(limits.checkpoint_tokens).unwrap_or(0);
     let ends = spans(from) + 1..=spans(end.saturating_sub(1));
     wanted.extend(ends.rev().map(|count| count * limits.checkpoint_tokens));
-    wanted.truncate((snapshots / 4).max(2));
+    wanted.truncate((snapshots / SNAPSHOTS_SHARE).max(SNAPSHOTS_MIN));
     wanted.sort_unstable();
     wanted.dedup();
     wanted

@@ -131,20 +131,7 @@ pub(crate) fn draw(
 pub(crate) fn score(row: usize, token: u32, top: u32, vocabulary: usize) -> Draw {
     let mut mask = vec![0u32; vocabulary.div_ceil(32)];
     mask[token as usize / 32] = 1 << (token % 32);
-    Draw {
-        row,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        choice: 0,
-        position: 0,
-        vocabulary: vocabulary as u32,
-        adjust: Vec::new(),
-        mask: Some(mask),
-        top_logprobs: top,
-    }
+    Draw { mask: Some(mask), top_logprobs: top, ..Draw::greedy(row, 0, vocabulary as u32) }
 }
 
 #[cfg(test)]

@@ -122,20 +122,7 @@ mod tests {
     use super::*;
 
     fn plain() -> Draw {
-        Draw {
-            row: 0,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 7,
-            choice: 0,
-            position: 3,
-            vocabulary: 6,
-            adjust: Vec::new(),
-            mask: None,
-            top_logprobs: 0,
-        }
+        Draw { seed: 7, ..Draw::greedy(0, 3, 6) }
     }
 
     fn check(logits: &[f64], ask: &Draw) -> Option<u32> {

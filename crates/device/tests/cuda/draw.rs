@@ -5,20 +5,7 @@ use device::{Adjust, Device, Draw, Drawn};
 use crate::{Kind, Noise, Pair, filled};
 
 fn plain(row: usize, vocabulary: u32) -> Draw {
-    Draw {
-        row,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 5,
-        choice: 0,
-        position: 9,
-        vocabulary,
-        adjust: Vec::new(),
-        mask: None,
-        top_logprobs: 0,
-    }
+    Draw { seed: 5, ..Draw::greedy(row, 9, vocabulary) }
 }
 
 /// Token, log-probability bits and best tokens as floats that compare bit by bit.

@@ -1,5 +1,6 @@
 //! Entries of other formats: as good as absent, and gone after the first look.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -8,6 +9,8 @@ use crate::core::{Core, Settings};
 use crate::event::{Event, Reply};
 use crate::fake::{FakeConfig, FakeModel, solo};
 use crate::request::Request;
+
+const DIGEST: [u8; 32] = [3; 32];
 
 /// A folder of this test alone.
 fn folder(name: &str) -> PathBuf {
@@ -18,7 +21,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn disk(folder: &Path) -> DiskSettings {
-    DiskSettings { folder: folder.to_owned(), bytes_max: 1 << 20, digest: [3; 32] }
+    DiskSettings { folder: folder.to_owned(), bytes_max: 1 << 20, digest: DIGEST }
 }
 
 /// Changes a file and makes its checksum right again, as another version would have written it.
@@ -38,33 +41,80 @@ fn each(folder: &Path, kind: &str) -> Vec<PathBuf> {
 }
 
 /// One entry of a page and ten tokens, in a fresh folder.
-fn written(name: &str) -> (PathBuf, Wanted) {
+fn written(name: &str) -> (PathBuf, Wanted, Entry) {
     let folder = folder(name);
     let (mut files, listing) = Files::open(disk(&folder)).expect("it can be made");
     assert!(listing.states.is_empty() && listing.pages.is_empty());
     let keys: Vec<u64> = (0..PAGE_TOKENS as u64 + 10).collect();
-    let chain = |keys: &[u64]| keys.iter().fold(Chain::new("n"), |chain, &key| chain.push(key));
+    let chain = |keys: &[u64]| Chain::new(&DIGEST, "n").extend(keys);
     let wanted =
         Wanted { name: chain(&keys).name("state"), namespace: "n".into(), keys: keys.clone(), shared: 0 };
     let page = chain(&keys[..PAGE_TOKENS]).name("page");
     let (open, state) = (vec![2], vec![4, 5]);
     let name = wanted.name.clone();
     let entry = Entry { name, namespace: "n".into(), keys, pages: vec![(page, vec![1; 9])], open, state };
-    assert!(files.write(entry).is_empty());
-    let found = files.read(&wanted).expect("it was written");
+    assert!(files.write(entry.clone()).is_empty());
+    check_read(&mut files, &wanted);
+    (folder, wanted, entry)
+}
+
+fn check_read(files: &mut Files, wanted: &Wanted) {
+    let found = files.read(wanted).ok().expect("it was written");
     assert_eq!((found.pages, found.open, found.state), (vec![vec![1; 9]], vec![2], vec![4, 5]));
-    (folder, wanted)
+}
+
+/// What a crash left goes when the folder is opened; what is not the tier's stays and does not count.
+#[test]
+fn strays_are_removed_and_others_let_alone() {
+    let (folder, wanted, entry) = written("strays");
+    let (chain, own) = (|kind: &str| format!("{:032x}.{kind}", 7), entry.pages[0].0.as_str());
+    let others = ["notes.page", "film.partial", "thesis.state"].map(str::to_owned);
+    let strays = [chain("page"), chain("state"), chain("partial")];
+    let page = fs::read(folder.join(own)).expect("written");
+    others.iter().chain(&strays).for_each(|name| fs::write(folder.join(name), &page).expect("ours"));
+    let foreign = format!("{:032x}.page", 8);
+    let mut bytes = page.clone();
+    bytes[8] ^= 1;
+    fs::write(folder.join(&foreign), bytes).expect("ours");
+    let (mut files, listing) = Files::open(disk(&folder)).expect("a folder");
+    assert_eq!(
+        (&listing.states[..], &listing.pages[..]),
+        (&[(wanted.name.clone(), 74)][..], &[own.to_owned()][..])
+    );
+    let is_there = |name: &String| folder.join(name).exists();
+    assert!(others.iter().chain([&foreign]).all(is_there) && !strays.iter().any(is_there));
+    let counted = [own, &wanted.name].map(|name| fs::metadata(folder.join(name)).expect("there").len());
+    assert_eq!(files.bytes, counted.iter().sum::<u64>());
+    check_read(&mut files, &wanted);
+    fs::remove_dir_all(&folder).expect("ours");
+}
+
+/// A page that rots does not spoil its place for ever.
+#[test]
+fn broken_pages_are_removed_and_written_again() {
+    let (folder, wanted, entry) = written("broken");
+    let page = &each(&folder, "page")[0];
+    fs::write(page, b"torn").expect("it is ours");
+    let (mut files, listing) = Files::open(disk(&folder)).expect("broken files do not matter");
+    assert_eq!((listing.states.len(), listing.pages.len()), (1, 1));
+    let gone = files.read(&wanted).err().expect("a page is torn");
+    assert!(matches!(&gone[..], [Gone::State(_), Gone::Page(name)] if *name == entry.pages[0].0));
+    assert!(each(&folder, "state").is_empty() && each(&folder, "page").is_empty());
+    assert_eq!(files.bytes, 0);
+    assert!(files.write(entry).is_empty());
+    check_read(&mut files, &wanted);
+    fs::remove_dir_all(&folder).expect("ours");
 }
 
 #[test]
 fn files_of_an_older_format_are_misses() {
     let older = |bytes: &mut Vec<u8>| bytes[..8].copy_from_slice(b"CLARYKV0");
     for kind in ["state", "page"] {
-        let (folder, wanted) = written(&format!("older-{kind}"));
+        let (folder, wanted, _) = written(&format!("older-{kind}"));
         each(&folder, kind).iter().for_each(|path| rewrite(path, older));
         let (mut files, listing) = Files::open(disk(&folder)).expect("foreign files do not matter");
         assert_eq!(listing.states.len(), usize::from(kind == "page"), "{kind}");
-        assert!(files.read(&wanted).is_none(), "{kind}");
+        assert!(files.read(&wanted).is_err(), "{kind}");
         assert!(each(&folder, "state").is_empty(), "{kind}: it is not looked at again");
         fs::remove_dir_all(&folder).expect("ours");
     }

@@ -8,6 +8,7 @@ use super::{FakeConfig, History, draw_row, image_token};
 use crate::event::{FinishReason, ReplyError, Score};
 use crate::mask::Allowed;
 use crate::request::Request;
+use crate::sampling;
 
 /// Tokens, their scores and the end of a choice.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,18 +94,5 @@ fn draw(
     for &(token, bias) in &sampling.logit_bias {
         adjust.entry(token).or_insert(neutral(token)).bias = bias;
     }
-    Draw {
-        row: 0,
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        seed: sampling.seed,
-        choice,
-        position: position as u64,
-        vocabulary: vocabulary as u32,
-        adjust: adjust.into_values().collect(),
-        mask,
-        top_logprobs: request.logprobs.unwrap_or(0),
-    }
+    sampling::draw(request, choice, 0, position, vocabulary, adjust.into_values().collect(), mask)
 }

@@ -258,20 +258,7 @@ pub(crate) fn rows(ids: &[u32], start: usize) -> Vec<Row> {
 
 /// A greedy draw of row `row`.
 pub(crate) fn greedy(row: usize, position: usize) -> Draw {
-    Draw {
-        row,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 1,
-        choice: 0,
-        position: position as u64,
-        vocabulary: u32::MAX,
-        adjust: Vec::new(),
-        mask: None,
-        top_logprobs: 0,
-    }
+    Draw { seed: 1, ..Draw::greedy(row, position as u64, u32::MAX) }
 }
 
 /// An ask for a greedy chain that nothing ends early.

@@ -121,28 +121,12 @@ impl<'a> Sequence<'a> {
             self.qwen.step(&[window])?;
             self.length += part.len();
         }
-        let drawn = self.qwen.draw(&[greedy(self.length as u64, self.qwen.spec().vocabulary as u32)])?;
+        let vocabulary = self.qwen.spec().vocabulary as u32;
+        let drawn = self.qwen.draw(&[Draw::greedy(0, self.length as u64, vocabulary)])?;
         let token = drawn.first().and_then(|drawn| drawn.token);
         token.ok_or_else(|| {
             let message = format!("numerical fault: the logits after token {} are not finite", self.length);
             Failure::new(Exit::Failure, message).hint("`clary check MODEL` looks for values that cause this")
         })
-    }
-}
-
-fn greedy(position: u64, vocabulary: u32) -> Draw {
-    Draw {
-        row: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        choice: 0,
-        position,
-        vocabulary,
-        adjust: Vec::new(),
-        mask: None,
-        top_logprobs: 0,
     }
 }

@@ -10,20 +10,7 @@ use crate::{
 };
 
 fn draw() -> Draw {
-    Draw {
-        row: 0,
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 7,
-        choice: 0,
-        position: 0,
-        vocabulary: u32::MAX,
-        adjust: Vec::new(),
-        mask: None,
-        top_logprobs: 0,
-    }
+    Draw { temperature: 1.0, seed: 7, ..Draw::greedy(0, 0, u32::MAX) }
 }
 
 /// Order of numbers: equal zeros.
