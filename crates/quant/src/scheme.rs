@@ -34,12 +34,6 @@ impl Scheme {
     pub const fn center(self) -> i32 {
         1 << (self.bits - 1)
     }
-
-    /// Stored bits per weight, scales and biases included.
-    pub fn bits_per_weight(self) -> f64 {
-        let floats = if self.zero == Zero::Affine { 2 } else { 1 };
-        self.bits as f64 + (floats * self.scales.size() * 8) as f64 / self.group as f64
-    }
 }
 
 /// How the values of a matrix are stored.

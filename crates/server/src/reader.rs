@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use text::{Delta, Detokenizer, End, Piece, Reply, ReplyOptions, ReplyParser, RequestError, Specials};
-use text::{StopStrings, Tokenizer};
+use text::{Delta, Detokenizer, End, GenerationDefaults, Piece, Reply, ReplyOptions, ReplyParser};
+use text::{RequestError, Specials, StopStrings, Tokenizer};
 
 use crate::StopReason;
 
@@ -24,6 +24,23 @@ pub struct ReaderOptions {
     pub single_call: bool,
     /// Whether stop strings end reasoning too.
     pub stop_in_reasoning: bool,
+}
+
+impl ReaderOptions {
+    /// A reply that ends at ids of the request, and at the model's own unless they are ignored.
+    pub(crate) fn new(
+        reply: ReplyOptions,
+        defaults: &GenerationDefaults,
+        stop_ids: &[u32],
+        ignore_eos: bool,
+    ) -> Self {
+        let stop_ids: BTreeSet<u32> = stop_ids.iter().copied().collect();
+        let mut end_ids = stop_ids.clone();
+        if !ignore_eos {
+            end_ids.extend(&defaults.stop_ids);
+        }
+        Self { reply, end_ids, stop_ids, ..Self::default() }
+    }
 }
 
 /// Reads one reply. What it gives out depends on the ids alone, not on how they were grouped.

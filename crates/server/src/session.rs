@@ -1,12 +1,11 @@
 //! A model folder's text side and a running engine, joined.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use engine::{Handle, Mask, Picture, Refusal, Request};
-use text::{ChatTemplate, GenerationDefaults, History, RenderOptions, Rendered, ReplyOptions, Segment};
-use text::{TextError, Tokenizer, Tool};
+use text::{ChatTemplate, GenerationDefaults, History, LateSystem, Message, RenderOptions, Rendered};
+use text::{ReplyOptions, Segment, TextError, Tokenizer, Tool};
 
 use crate::constraint::{GrammarMask, Reasoning};
 use crate::pictures::expand;
@@ -42,8 +41,6 @@ impl TextSide {
         options: &Options,
         vision: Option<&Vision>,
     ) -> Result<(Rendered, Vec<Measured>), ServeError> {
-        let mut history = History::new(conversation.messages, options.late_system)?;
-        let pictures = measure(vision, &mut history)?;
         let render = RenderOptions {
             tools: conversation.tools,
             enable_thinking: options.thinking,
@@ -52,7 +49,20 @@ impl TextSide {
             now_seconds: options.now_seconds,
             ..RenderOptions::default()
         };
-        let mut rendered = self.template.render(&self.tokenizer, &history, &render)?;
+        self.rendered(conversation.messages, options.late_system, &render, vision)
+    }
+
+    /// The same in the template's own terms.
+    pub(crate) fn rendered(
+        &self,
+        messages: Vec<Message>,
+        late_system: LateSystem,
+        options: &RenderOptions,
+        vision: Option<&Vision>,
+    ) -> Result<(Rendered, Vec<Measured>), ServeError> {
+        let mut history = History::new(messages, late_system)?;
+        let pictures = measure(vision, &mut history)?;
+        let mut rendered = self.template.render(&self.tokenizer, &history, options)?;
         expand(&mut rendered, &pictures);
         Ok((rendered, pictures))
     }
@@ -64,21 +74,14 @@ impl TextSide {
         tools: Arc<[Tool]>,
         options: &Options,
     ) -> Result<ReplyReader, ServeError> {
-        let stop_ids: BTreeSet<u32> = options.sampling.stop_ids.iter().copied().collect();
-        let mut end_ids = stop_ids.clone();
-        if !options.sampling.ignore_eos {
-            end_ids.extend(&self.defaults.stop_ids);
-        }
         let reply =
             ReplyOptions { in_reasoning: rendered.in_reasoning, raw_reasoning: options.raw_reasoning, tools };
+        let sampling = &options.sampling;
         let reader = ReaderOptions {
-            reply,
-            end_ids,
-            stop_ids,
             stop: options.stop.clone(),
             include_stop: options.include_stop,
             single_call: !options.parallel_tool_calls,
-            stop_in_reasoning: false,
+            ..ReaderOptions::new(reply, &self.defaults, &sampling.stop_ids, sampling.ignore_eos)
         };
         Ok(ReplyReader::new(&self.tokenizer, reader)?)
     }
@@ -95,7 +98,7 @@ pub struct Session {
 
 /// Headers of a chat's pictures. Without vision those of tools are left out with a note, those of users are
 /// refused.
-pub(crate) fn measure(vision: Option<&Vision>, history: &mut History) -> Result<Vec<Measured>, PictureFault> {
+fn measure(vision: Option<&Vision>, history: &mut History) -> Result<Vec<Measured>, PictureFault> {
     let Some(vision) = vision else {
         history.omit_tool_images();
         return match history.images().first() {

@@ -123,21 +123,6 @@ impl MemoryPlan {
         largest(config.positions_max.div_ceil(PAGE_TOKENS), fits)
             .map(|pages| (pages * PAGE_TOKENS).min(config.positions_max))
     }
-
-    /// The most pages that fit `budget` bytes, everything else as in `settings`. `None`: not one.
-    pub fn pages_that_fit(
-        config: &Config,
-        settings: &Settings,
-        mtp: bool,
-        weights: u64,
-        budget: u64,
-    ) -> Option<usize> {
-        let fits = |pages: usize| {
-            let settings = Settings { pages, ..settings.clone() };
-            Self::new(config, &settings, mtp, weights).total() <= budget
-        };
-        largest(PAGES_MAX, fits)
-    }
 }
 
 /// The largest number from 1 to `max` that `fits`, which holds up to some point and not after it.

@@ -10,6 +10,7 @@ use super::app::Context;
 use super::auth::Turn;
 use super::body;
 use super::error::ApiError;
+use super::json;
 use super::state::{App, Served};
 
 /// A request as it came.
@@ -40,7 +41,7 @@ impl Asked {
 
     /// The object in the body.
     pub(crate) fn object(&self) -> Result<Map<String, Value>, ApiError> {
-        body::object(&self.bytes)
+        json::object(&self.bytes)
     }
 
     /// Runs work on the request beside the async threads.

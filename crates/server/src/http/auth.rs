@@ -1,6 +1,5 @@
 //! Keys: who may ask, and how many at a time.
 
-use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,6 +8,7 @@ use axum::http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 
 use super::error::{ApiError, Code};
+use super::ids::hex;
 
 /// One key. Only its digest is kept.
 #[derive(Debug)]
@@ -80,9 +80,7 @@ impl Caller {
     pub(crate) fn namespace(&self, salt: Option<&str>) -> String {
         let mut name = String::new();
         if let Some(index) = self.index {
-            for byte in &self.keys.keys[index].digest[..16] {
-                write!(name, "{byte:02x}").expect("writing to a string cannot fail");
-            }
+            name.push_str(&hex(&self.keys.keys[index].digest[..16]));
         }
         if let Some(salt) = salt {
             name.push('\n');

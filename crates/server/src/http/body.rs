@@ -5,10 +5,8 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue};
-use serde_json::{Map, Value};
 
 use super::error::{ApiError, Code};
-use super::json;
 use super::limits::Limits;
 
 /// Reads the body. It is not parsed yet.
@@ -28,11 +26,6 @@ pub(crate) fn assume_json(mut headers: HeaderMap) -> HeaderMap {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
     headers
-}
-
-/// The object in a body.
-pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    json::object(body)
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {

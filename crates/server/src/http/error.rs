@@ -8,7 +8,7 @@ use engine::{Refusal, ReplyError};
 use serde_json::{Value, json};
 use text::{Fault, RequestError, TextError};
 
-use crate::{LinkError, PictureFault, PictureProblem};
+use crate::{LinkError, PictureFault, PictureProblem, ServeError};
 
 /// Most characters of a client's own text in a message.
 pub const QUOTE_CHARS_MAX: usize = 80;
@@ -355,6 +355,17 @@ impl From<PictureFault> for ApiError {
             PictureProblem::Fault => Code::Internal,
         };
         Self::at(code, path, problem.to_string())
+    }
+}
+
+impl From<ServeError> for ApiError {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Text(error) => error.into(),
+            ServeError::Request(error) => error.into(),
+            ServeError::Refused(refusal) => refusal.into(),
+            ServeError::Picture(fault) => fault.into(),
+        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! Reads the fields of a request object: typed, with ranges, every mistake with its path.
 //!
-//! A field that is asked for counts as known, null counts as absent, and what nobody asked for is named in
-//! the end.
-
-use std::collections::BTreeSet;
+//! Null counts as absent, and what nobody asked for is named in the end.
 
 use serde_json::{Map, Value};
 use text::Note;
 
 use super::error::{ApiError, Code, quoted};
+use super::limits::MODEL_NAME_MAX;
 
 /// Words for how hard to think, and whether that is at all: the family knows no more.
 pub(crate) const EFFORTS: [(&str, bool); 7] = [
@@ -30,7 +28,6 @@ pub(crate) struct Fields {
     map: Map<String, Value>,
     /// Path of the object; empty for the body.
     at: String,
-    known: BTreeSet<&'static str>,
 }
 
 impl Fields {
@@ -40,7 +37,7 @@ impl Fields {
     }
 
     fn inside(map: Map<String, Value>, at: String) -> Self {
-        Self { map, at, known: BTreeSet::new() }
+        Self { map, at }
     }
 
     /// Path of a field.
@@ -50,7 +47,6 @@ impl Fields {
 
     /// The field as it is.
     pub(crate) fn take(&mut self, name: &'static str) -> Option<Value> {
-        self.known.insert(name);
         // The order of what remains only matters for notes about it.
         self.map.swap_remove(name).filter(|value| !value.is_null())
     }
@@ -59,6 +55,12 @@ impl Fields {
     pub(crate) fn need(&mut self, name: &'static str) -> Result<Value, ApiError> {
         let path = self.path(name);
         self.take(name).ok_or_else(|| ApiError::at(Code::MissingField, path, "this field is needed"))
+    }
+
+    /// The model's name, which all routes that reply need.
+    pub(crate) fn model(&mut self) -> Result<String, ApiError> {
+        let name = self.string("model", MODEL_NAME_MAX)?;
+        name.ok_or_else(|| ApiError::at(Code::MissingField, "model", "this field is needed"))
     }
 
     /// A boolean.
@@ -212,12 +214,15 @@ pub(crate) fn unexpected(path: impl Into<String>, wanted: &str, found: &Value) -
     ApiError::invalid(path, format!("must be {wanted}, not {}", shown(found)))
 }
 
+/// Longest text of a client that a message repeats as it is, bytes.
+const SHOWN_BYTES_MAX: usize = 40;
+
 /// A value in a message: its kind, and where it is short the value itself.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(_) | Value::Number(_) => value.to_string(),
-        Value::String(text) if text.len() <= 40 => format!("{text:?}"),
+        Value::String(text) if text.len() <= SHOWN_BYTES_MAX => format!("{text:?}"),
         Value::String(text) => format!("a string of {} bytes", text.len()),
         Value::Array(items) => format!("an array of {}", items.len()),
         Value::Object(_) => "an object".into(),

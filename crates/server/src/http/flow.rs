@@ -11,10 +11,12 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use futures_core::Stream;
+use serde::Serialize;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
+use super::app::json;
 use super::drain::Phase;
 use super::error::ApiError;
 use super::limits::KEEP_ALIVE;
@@ -38,23 +40,50 @@ pub(crate) trait Writer: Send + 'static {
     fn keep_alive(&mut self, out: &mut Vec<u8>);
 }
 
+/// A writer whose updates make a whole reply as well.
+pub(crate) trait Whole: Writer {
+    /// The reply as JSON.
+    type Reply: Serialize;
+
+    /// The whole reply. `running` is over and every update has been taken.
+    fn whole(self, running: &Running) -> Self::Reply;
+}
+
 /// Asks the connection of a request to close when its response is sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hangup(pub(crate) Arc<Notify>);
 
 /// Appends `data: JSON` and an empty line.
-pub(crate) fn sse_data(out: &mut Vec<u8>, json: &impl serde::Serialize) {
+pub(crate) fn sse_data(out: &mut Vec<u8>, json: &impl Serialize) {
     out.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *out, json).expect("own types have a JSON form");
     out.extend_from_slice(b"\n\n");
 }
 
 /// Appends `event: NAME`, `data: JSON` and an empty line.
-pub(crate) fn sse_event(out: &mut Vec<u8>, name: &str, json: &impl serde::Serialize) {
+pub(crate) fn sse_event(out: &mut Vec<u8>, name: &str, json: &impl Serialize) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
     out.push(b'\n');
     sse_data(out, json);
+}
+
+/// Answers with a reply in the form that its request wants: as a stream, or whole.
+pub(crate) async fn answer<W: Whole>(
+    mut running: Running,
+    mut writer: W,
+    is_stream: bool,
+) -> Result<Response, ApiError> {
+    if is_stream {
+        return respond(running, writer).await;
+    }
+    let mut unsent = Vec::new();
+    let take = |running: &Running, update: Update| {
+        writer.update(running, update, &mut unsent);
+        unsent.clear();
+    };
+    running.whole_with(take).await?;
+    Ok(json(&writer.whole(&running)))
 }
 
 /// Waits until the request has a slot (or for the first sign of life) and answers with its stream. What fails

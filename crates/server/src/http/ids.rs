@@ -1,5 +1,7 @@
 //! Ids: of requests, replies and draws.
 
+use std::fmt::Write;
+
 use axum::http::HeaderValue;
 use sha2::{Digest, Sha256};
 
@@ -33,6 +35,14 @@ pub(crate) fn accepted(header: Option<&HeaderValue>) -> Option<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let usable = (1..=REQUEST_ID_MAX).contains(&text.len()) && text.bytes().all(is_plain);
     usable.then(|| text.to_owned())
+}
+
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+        text
+    })
 }
 
 fn letter(byte: u8) -> char {

@@ -37,6 +37,7 @@ const CUT_TIME: Duration = Duration::from_secs(2);
 /// Time in which a closed connection may still send what is thrown away: closing earlier would let the system
 /// drop the answer before the client has read it.
 const LINGER_TIME: Duration = Duration::from_millis(500);
+
 /// A bound socket.
 #[derive(Debug)]
 pub enum Listener {

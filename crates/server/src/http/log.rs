@@ -118,8 +118,8 @@ impl Entry {
     }
 }
 
-/// Milliseconds with three digits behind the point.
-fn ms(time: Duration) -> f64 {
+/// Milliseconds, with three digits behind the point.
+pub(crate) fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -128,7 +128,7 @@ impl Drop for Entry {
         let line = std::mem::take(&mut *self.line());
         let route = line.route.as_deref().unwrap_or("none");
         let status = line.status.unwrap_or(499);
-        let (reply, total_ms) = (line.reply.as_ref(), ms(self.start.elapsed()));
+        let (reply, total_ms) = (line.reply.as_ref(), milliseconds(self.start.elapsed()));
         // A level is part of a line's place in the program, so there is one for each.
         macro_rules! write {
             ($level:ident) => {
@@ -144,10 +144,10 @@ impl Drop for Entry {
                     generated_tokens = reply.map(|reply| reply.generated_tokens),
                     drafted = reply.map(|reply| reply.drafted),
                     accepted = reply.map(|reply| reply.accepted),
-                    queue_ms = reply.map(|reply| ms(reply.queued)),
-                    prefill_ms = reply.map(|reply| ms(reply.prefill)),
-                    decode_ms = reply.map(|reply| ms(reply.decode)),
-                    ttft_ms = reply.and_then(|reply| reply.first_token).map(ms),
+                    queue_ms = reply.map(|reply| milliseconds(reply.queued)),
+                    prefill_ms = reply.map(|reply| milliseconds(reply.prefill)),
+                    decode_ms = reply.map(|reply| milliseconds(reply.decode)),
+                    ttft_ms = reply.and_then(|reply| reply.first_token).map(milliseconds),
                     finish = reply.and_then(|reply| reply.finish),
                     "request"
                 )

@@ -1,13 +1,12 @@
 //! Receipts (`docs/api.md` 3.8): what a reply was made from and what it came to, as digests, so that anyone
 //! with the model's files and the request can make it again and compare.
 
-use std::fmt::Write;
-
 use engine::Sampling;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
+use super::ids::hex;
 use super::running::Job;
 use super::state::{Served, VERSION};
 
@@ -202,11 +201,7 @@ fn written(hash: Sha256) -> String {
 }
 
 fn written_bytes(digest: &[u8]) -> String {
-    let mut text = "sha256:".to_owned();
-    for byte in digest {
-        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
-    }
-    text
+    format!("sha256:{}", hex(digest))
 }
 
 #[cfg(test)]

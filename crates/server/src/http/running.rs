@@ -2,7 +2,6 @@
 //! turns [`Update`]s into its own shapes; dropping a [`Running`] cancels it at any stage.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine::{Drafting, Event, FinishReason, Mask, Picture, Sampling, Score, Stats, Ticket};
 use text::{Note, Piece, Specials};
@@ -101,7 +100,7 @@ pub(crate) struct Running {
     served: Arc<Served>,
     context: Context,
     events: UnboundedReceiver<(usize, Event)>,
-    /// Of each prompt; `None` once its replies are complete.
+    /// Of each prompt.
     tickets: Vec<Ticket>,
     per_prompt: usize,
     choices: Vec<Choice>,
@@ -269,17 +268,17 @@ impl Running {
 
     /// Waits for all choices.
     pub(crate) async fn whole(&mut self) -> Result<(), ApiError> {
-        self.whole_with(drop).await
+        self.whole_with(|_, _| ()).await
     }
 
     /// Waits for all choices; updates go to `take` as they come.
-    pub(crate) async fn whole_with(&mut self, mut take: impl FnMut(Update)) -> Result<(), ApiError> {
+    pub(crate) async fn whole_with(&mut self, mut take: impl FnMut(&Self, Update)) -> Result<(), ApiError> {
         let drain = self.app.drain().clone();
         let cut = drain.reached(super::drain::Phase::Cut);
         tokio::pin!(cut);
         while !self.is_over() {
             tokio::select! {
-                updates = self.next() => updates?.into_iter().for_each(&mut take),
+                updates = self.next() => updates?.into_iter().for_each(|update| take(self, update)),
                 () = &mut cut => return Err(draining()),
             }
         }
@@ -461,11 +460,6 @@ fn log_prompts(served: &Served, request_id: &str, job: &Job) {
         let shown = beginning(&text, LOGGED_BYTES_MAX);
         info!(request_id, bytes = text.len(), prompt = shown, "prompt");
     }
-}
-
-/// Milliseconds, with three digits behind the point.
-pub(crate) fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// The finish that a client sees. A reply that someone else cancelled ends like one cut by length.

@@ -193,6 +193,19 @@ async fn results_that_cannot_be_seen_are_told_of() {
     assert_eq!(answer.error(), (400, "unsupported_parameter".into(), place));
 }
 
+/// A dry run does not decode pictures, so it cannot know what the cache has of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dry_runs_do_not_guess_what_is_cached_of_pictures() {
+    let server = seeing();
+    let asked = ask(&[part(&url(&file("dev-250-0.png")))]);
+    server.chat(asked.clone()).await.ok();
+    let mut dry = asked;
+    dry["dry_run"] = true.into();
+    let dry = server.chat(dry).await.ok();
+    assert!(dry["image_tokens"][0].as_u64() > Some(0), "{dry}");
+    assert_eq!(dry["cached_tokens_if_now"], Value::Null);
+}
+
 /// What is odd but a picture is seen, whatever its label, frames, colours and notes say.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_pictures_are_seen() {
@@ -266,6 +279,8 @@ async fn what_is_possible_is_told() {
         let models = server.get("/v1/models").await.ok();
         let capabilities = models["data"][0]["capabilities"].as_array().unwrap();
         assert_eq!(capabilities.contains(&"vision".into()), sees);
+        let shown = server.post("/api/show", &json!({"model": MODEL})).await.ok();
+        assert_eq!(shown["capabilities"].as_array().unwrap().contains(&"vision".into()), sees);
     }
 }
 

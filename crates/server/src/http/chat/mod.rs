@@ -82,7 +82,7 @@ pub(crate) async fn post(
     });
     let (dry_run, Prepared { job, facts }) = prepared.await?;
     if dry_run {
-        let (notes, answered) = (job.notes.clone(), ask_cache(&asked.served, job));
+        let (notes, answered) = (job.notes.clone(), ask_cache(&asked.served, job, &facts));
         let cached = match answered {
             Some(answered) => answered.await.ok(),
             None => None,
@@ -98,8 +98,12 @@ pub(crate) async fn post(
     Ok(json(&head.reply(&running)))
 }
 
-/// Asks how many prompt tokens the prefix cache would give the job; `None` where the engine would not take it.
-fn ask_cache(served: &Served, job: Job) -> Option<oneshot::Receiver<usize>> {
+/// Asks how many prompt tokens the prefix cache would give the job; `None` where the engine would not take it, or
+/// where that hangs on pictures, which a dry run does not decode.
+fn ask_cache(served: &Served, job: Job, facts: &Facts) -> Option<oneshot::Receiver<usize>> {
+    if !facts.image_tokens.is_empty() {
+        return None;
+    }
     let mut request = Request::new(job.prompts.into_iter().next()?.ids, 1);
     request.namespace = job.namespace;
     request.cache = job.cache;

@@ -1,13 +1,14 @@
 //! What a chat reply says (`docs/api.md` 3.7, 3.8), whole or in chunks. Every type is written exactly as it
 //! stands.
 
-use engine::Miss;
+use engine::{DRAFT_MAX, Miss};
 use serde::Serialize;
 use text::{Note, Tokenizer, call_id};
 use utoipa::ToSchema;
 
+use super::super::log::milliseconds;
 use super::super::receipt::Receipt;
-use super::super::running::{Ended, Running, finish_name, milliseconds};
+use super::super::running::{Ended, Running, finish_name};
 use super::super::scores::{TokenLogprob, logprobs};
 use super::super::settings::ClaryFields;
 use super::validate::Facts;
@@ -214,7 +215,7 @@ pub struct DraftView {
     /// Those that were right.
     pub accepted: u64,
     /// By place in the draft.
-    pub accepted_by_position: [u64; 8],
+    pub accepted_by_position: [u64; DRAFT_MAX],
     /// Rounds in which some row was not kept.
     pub rollbacks: u64,
     /// What was asked for.

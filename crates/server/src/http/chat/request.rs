@@ -7,9 +7,9 @@ use text::{Message, Note, Tool};
 use utoipa::ToSchema;
 
 use super::super::constraint::Wish;
-use super::super::error::{ApiError, Code};
+use super::super::error::ApiError;
 use super::super::fields::{EFFORTS, Fields, unexpected, whole};
-use super::super::limits::{CHOICES_MAX, KWARG_BYTES_MAX, MODEL_NAME_MAX, REGEX_BYTES_MAX};
+use super::super::limits::{CONSTRAINT_CHOICES_MAX, KWARG_BYTES_MAX, REGEX_BYTES_MAX};
 use super::super::params::Params;
 use super::super::state::Served;
 use super::choice::{self, ToolChoice};
@@ -96,8 +96,7 @@ impl ChatRequest {
     pub(crate) fn read_fields(fields: &mut Fields, served: &Served) -> Result<Self, ApiError> {
         fields.refuse(&["functions", "function_call"], OLD_TOOLS_DETAIL)?;
         fields.refuse(&FOREIGN, FOREIGN_DETAIL)?;
-        let model = fields.string("model", MODEL_NAME_MAX)?;
-        let model = model.ok_or_else(|| ApiError::at(Code::MissingField, "model", "this field is needed"))?;
+        let model = fields.model()?;
         let messages = Message::parse_all(&fields.need("messages")?)?;
         let tools = Tool::parse_all(&fields.take("tools").unwrap_or(Value::Null))?;
         let tool_choice = choice::read(fields, &tools)?;
@@ -240,7 +239,7 @@ fn structured(key: &str, value: Value, path: &str) -> Result<Wish, ApiError> {
         },
         ("json", schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Wish::Schema(schema)),
         ("regex", Value::String(text)) if text.len() <= REGEX_BYTES_MAX => Ok(Wish::Regex(text)),
-        ("choice", Value::Array(items)) if (1..=CHOICES_MAX).contains(&items.len()) => {
+        ("choice", Value::Array(items)) if (1..=CONSTRAINT_CHOICES_MAX).contains(&items.len()) => {
             let texts = items.iter().map(|item| item.as_str().map(str::to_owned));
             let texts: Option<Vec<String>> = texts.collect();
             texts.map(Wish::Choice).ok_or_else(|| ApiError::invalid(path, "every choice must be a string"))
@@ -249,6 +248,8 @@ fn structured(key: &str, value: Value, path: &str) -> Result<Wish, ApiError> {
         ("regex", other) => {
             Err(unexpected(path, &format!("a string of at most {REGEX_BYTES_MAX} bytes"), &other))
         }
-        (_, other) => Err(unexpected(path, &format!("an array of 1 to {CHOICES_MAX} strings"), &other)),
+        (_, other) => {
+            Err(unexpected(path, &format!("an array of 1 to {CONSTRAINT_CHOICES_MAX} strings"), &other))
+        }
     }
 }

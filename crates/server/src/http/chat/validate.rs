@@ -1,9 +1,8 @@
 //! From what a chat request says to a job for the engine: template, tokenizer, constraint, limits.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use text::{Content, History, Message, Note, Part, RenderOptions, Rendered, ReplyOptions, Tool};
+use text::{Content, Note, Part, RenderOptions, Rendered, ReplyOptions, Tool};
 
 use super::super::app::Context;
 use super::super::asked::Asked;
@@ -16,8 +15,7 @@ use super::super::running::{Job, Prompt};
 use super::super::scores::Scope;
 use super::super::state::{App, Served, now_seconds};
 use super::request::{ChatRequest, ReasoningFormat};
-use crate::pictures::expand;
-use crate::session::{measure, message_ends};
+use crate::session::message_ends;
 use crate::{Measured, ReaderOptions};
 
 /// Bytes of text for each token of the context up to which a prompt may fit: it is rendered and counted. A
@@ -142,19 +140,13 @@ pub(crate) fn reader(
     reply: ReplyOptions,
     single_call: bool,
 ) -> ReaderOptions {
-    let stop_ids: BTreeSet<u32> = params.stop_token_ids.iter().copied().collect();
-    let mut end_ids = stop_ids.clone();
-    if !params.ignore_eos {
-        end_ids.extend(&served.session.text().defaults.stop_ids);
-    }
+    let defaults = &served.session.text().defaults;
     ReaderOptions {
-        reply,
-        end_ids,
-        stop_ids,
         stop: params.stop.clone(),
         include_stop: params.include_stop_str_in_output,
         single_call,
         stop_in_reasoning: params.stop_in_reasoning,
+        ..ReaderOptions::new(reply, defaults, &params.stop_token_ids, params.ignore_eos)
     }
 }
 
@@ -206,9 +198,6 @@ fn render(
     request: &mut ChatRequest,
     tools: &Arc<[Tool]>,
 ) -> Result<(Rendered, Vec<Measured>), ApiError> {
-    let messages: Vec<Message> = std::mem::take(&mut request.messages);
-    let mut history = History::new(messages, app.settings().late_system)?;
-    let pictures = measure(served.session.vision(), &mut history)?;
     let mut kwargs = app.settings().template_kwargs.clone();
     kwargs.extend(std::mem::take(&mut request.chat_template_kwargs));
     let preserve = kwargs.shift_remove("preserve_thinking").and_then(|preserve| preserve.as_bool());
@@ -221,8 +210,6 @@ fn render(
         template_kwargs: kwargs,
         now_seconds: now_seconds() as i64,
     };
-    let text = served.session.text();
-    let mut rendered = text.template.render(&text.tokenizer, &history, &options)?;
-    expand(&mut rendered, &pictures);
-    Ok((rendered, pictures))
+    let (messages, session) = (std::mem::take(&mut request.messages), &served.session);
+    Ok(session.text().rendered(messages, app.settings().late_system, &options, session.vision())?)
 }

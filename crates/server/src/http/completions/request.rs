@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
-use super::super::limits::{MODEL_NAME_MAX, PROMPTS_MAX};
+use super::super::limits::PROMPTS_MAX;
 use super::super::params::{Params, id_list};
 use super::super::state::Served;
 
@@ -54,8 +54,7 @@ impl CompletionRequest {
                 "filling in the middle is not implemented",
             ));
         }
-        let model = fields.string("model", MODEL_NAME_MAX)?;
-        let model = model.ok_or_else(|| ApiError::at(Code::MissingField, "model", "this field is needed"))?;
+        let model = fields.model()?;
         // The family's tokenizers put no tokens around a text, so both answers are the same.
         fields.bool("add_special_tokens")?;
         let parse_special = fields.flag("parse_special", true)?;

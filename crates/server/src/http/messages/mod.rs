@@ -16,7 +16,7 @@ use super::app::{Context, json};
 use super::asked::Asked;
 use super::chat::{Head, Prepared, prepare};
 use super::error::ApiError;
-use super::running::{Running, Update};
+use super::running::Running;
 use super::state::{App, now_seconds};
 use super::{flow, ids};
 
@@ -45,17 +45,8 @@ pub(crate) async fn post(
     let mut running = Running::submit(asked, job, turn)?;
     let head = Head::new(&mut running, ids::made("msg_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
-    let mut writer = reply::MessageWriter::new(head, running.context().request_id.clone());
-    if is_stream {
-        return flow::respond(running, writer).await;
-    }
-    let take = |update| {
-        if let Update::Piece(_, piece, _) = update {
-            writer.piece(piece, &mut Vec::new());
-        }
-    };
-    running.whole_with(take).await?;
-    Ok(json(&writer.whole(&running)))
+    let writer = reply::MessageWriter::new(head, running.context().request_id.clone());
+    flow::answer(running, writer, is_stream).await
 }
 
 /// Counts the tokens that the same request would read.

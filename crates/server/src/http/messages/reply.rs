@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::super::chat::{Clary, Head};
 use super::super::error::{ApiError, Dialect};
-use super::super::flow::{Writer, sse_event};
+use super::super::flow::{Whole, Writer, sse_event};
 use super::super::ids::derived;
 use super::super::running::{Running, Update};
 use crate::{Finish, Outcome, StopReason};
@@ -159,24 +159,6 @@ impl MessageWriter {
         Self { head, request_id, blocks: Vec::new(), is_open: false, broken: Vec::new() }
     }
 
-    /// The whole reply. `running` is over and every update has been taken.
-    pub(crate) fn whole(mut self, running: &Running) -> MessageReply {
-        self.close(&mut Vec::new());
-        let Some(ended) = running.ended().next() else { return self.message(running) };
-        let (stop_reason, stop_sequence) = stop(&ended.outcome);
-        let clary = self.head.clary(running);
-        let blocks = std::mem::take(&mut self.blocks).into_iter().enumerate();
-        let content = blocks.filter(|(index, _)| !self.broken.contains(index)).map(|(_, block)| block);
-        let content = content.collect();
-        MessageReply {
-            content,
-            stop_reason: Some(stop_reason),
-            stop_sequence,
-            clary,
-            ..self.message(running)
-        }
-    }
-
     fn message(&self, running: &Running) -> MessageReply {
         MessageReply {
             id: self.head.id.clone(),
@@ -192,7 +174,7 @@ impl MessageWriter {
     }
 
     /// Adds a piece to the blocks and writes what that means.
-    pub(crate) fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
+    fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
         match piece {
             Piece::Reasoning(more) => {
                 if !matches!((self.is_open, self.blocks.last()), (true, Some(Block::Thinking { .. }))) {
@@ -290,6 +272,27 @@ impl Writer for MessageWriter {
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         Event::Ping.write(out);
+    }
+}
+
+impl Whole for MessageWriter {
+    type Reply = MessageReply;
+
+    fn whole(mut self, running: &Running) -> Self::Reply {
+        self.close(&mut Vec::new());
+        let Some(ended) = running.ended().next() else { return self.message(running) };
+        let (stop_reason, stop_sequence) = stop(&ended.outcome);
+        let clary = self.head.clary(running);
+        let blocks = std::mem::take(&mut self.blocks).into_iter().enumerate();
+        let content = blocks.filter(|(index, _)| !self.broken.contains(index)).map(|(_, block)| block);
+        let content = content.collect();
+        MessageReply {
+            content,
+            stop_reason: Some(stop_reason),
+            stop_sequence,
+            clary,
+            ..self.message(running)
+        }
     }
 }
 

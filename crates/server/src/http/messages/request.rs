@@ -8,7 +8,6 @@ use super::super::chat::{ChatRequest, Place, Places, ReasoningFormat, ToolChoice
 use super::super::constraint::Wish;
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
-use super::super::limits::MODEL_NAME_MAX;
 use super::super::params::{Params, stop};
 use super::super::state::Served;
 use super::blocks::{Parts, string};
@@ -55,11 +54,10 @@ pub(crate) struct Read {
 /// Reads a body. `counting` is for the route that only counts, which needs no `max_tokens`.
 pub(crate) fn read(map: Map<String, Value>, served: &Served, counting: bool) -> Result<Read, ApiError> {
     let mut fields = Fields::new(map);
-    let missing = |name: &str| ApiError::at(Code::MissingField, name, "this field is needed");
-    let model = fields.string("model", MODEL_NAME_MAX)?.ok_or_else(|| missing("model"))?;
+    let model = fields.model()?;
     let max_tokens = fields.count("max_tokens", 1, usize::MAX)?;
     if max_tokens.is_none() && !counting {
-        return Err(missing("max_tokens"));
+        return Err(ApiError::at(Code::MissingField, "max_tokens", "this field is needed"));
     }
     let mut reader = Reader::new();
     reader.system(fields.take("system"))?;

@@ -15,7 +15,7 @@ use super::asked::Asked;
 use super::chat::{ChatRequest, Facts, Head, prepare};
 use super::completions::{self, CompletionRequest};
 use super::error::{ApiError, Code};
-use super::running::{Job, Running, Update};
+use super::running::{Job, Running};
 use super::state::{App, Served, VERSION, now_seconds};
 use super::{body, flow, ids};
 use reply::{OllamaWriter, Route, rfc3339};
@@ -59,17 +59,8 @@ async fn answer(
     let mut running = Running::submit(asked, job, turn)?;
     let head = Head::new(&mut running, ids::made("ollama-"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
-    let mut writer = OllamaWriter::new(head, route);
-    if is_stream {
-        return flow::respond(running, writer).await;
-    }
-    let take = |update| {
-        if let Update::Piece(_, piece, _) = update {
-            writer.piece(piece);
-        }
-    };
-    running.whole_with(take).await?;
-    Ok(json_response(&writer.whole(&running)))
+    let writer = OllamaWriter::new(head, route);
+    flow::answer(running, writer, is_stream).await
 }
 
 /// A job, or nothing where the client only wants the model loaded.
@@ -140,15 +131,19 @@ pub(crate) async fn show(
 ) -> Result<Response, ApiError> {
     let served = app.loaded()?;
     let headers = body::assume_json(headers);
-    body::object(&body::read(&headers, body, &app.settings().limits).await?)?;
+    super::json::object(&body::read(&headers, body, &app.settings().limits).await?)?;
     let facts = Map::from_iter([
         ("general.architecture".to_owned(), FAMILY.into()),
         ("general.parameter_count".to_owned(), served.info.n_params.into()),
         (format!("{FAMILY}.context_length"), served.context().into()),
     ]);
+    let mut capabilities = vec!["completion", "tools", "thinking"];
+    if served.session.vision().is_some() {
+        capabilities.push("vision");
+    }
     Ok(json_response(&json!({
         "modelfile": "", "parameters": "", "template": served.session.text().template.source(),
-        "details": details(), "model_info": facts, "capabilities": ["completion", "tools", "thinking"],
+        "details": details(), "model_info": facts, "capabilities": capabilities,
         "modified_at": rfc3339(served.info.created),
     })))
 }

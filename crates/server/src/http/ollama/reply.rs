@@ -5,7 +5,7 @@ use text::Piece;
 
 use super::super::chat::Head;
 use super::super::error::{ApiError, Dialect};
-use super::super::flow::Writer;
+use super::super::flow::{Whole, Writer};
 use super::super::running::{Running, Update, finish_name};
 
 /// Which of the two routes is answered.
@@ -27,14 +27,6 @@ pub(crate) struct OllamaWriter {
 impl OllamaWriter {
     pub(crate) fn new(head: Head, route: Route) -> Self {
         Self { head, route, content: String::new(), thinking: String::new(), calls: Vec::new() }
-    }
-
-    /// The whole reply. `running` is over and every update has been taken.
-    pub(crate) fn whole(&self, running: &Running) -> Value {
-        let calls = (!self.calls.is_empty()).then(|| Value::Array(self.calls.clone()));
-        let thinking = Some(self.thinking.as_str()).filter(|thinking| !thinking.is_empty());
-        let line = self.line(&self.content, thinking, calls);
-        self.ended(running, line)
     }
 
     fn line(&self, content: &str, thinking: Option<&str>, calls: Option<Value>) -> Map<String, Value> {
@@ -91,7 +83,7 @@ impl OllamaWriter {
     }
 
     /// Takes a piece; the line that tells it, if there is anything to tell.
-    pub(crate) fn piece(&mut self, piece: Piece) -> Option<Value> {
+    fn piece(&mut self, piece: Piece) -> Option<Value> {
         let line = match piece {
             Piece::Content(text) if text.is_empty() => return None,
             Piece::Content(text) => {
@@ -146,6 +138,17 @@ impl Writer for OllamaWriter {
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         // Lines have no comments; an empty piece is the nearest thing.
         write(&self.line("", None, None).into(), out);
+    }
+}
+
+impl Whole for OllamaWriter {
+    type Reply = Value;
+
+    fn whole(self, running: &Running) -> Self::Reply {
+        let calls = (!self.calls.is_empty()).then(|| Value::Array(self.calls.clone()));
+        let thinking = Some(self.thinking.as_str()).filter(|thinking| !thinking.is_empty());
+        let line = self.line(&self.content, thinking, calls);
+        self.ended(running, line)
     }
 }
 

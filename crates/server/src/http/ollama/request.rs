@@ -5,7 +5,6 @@ use text::Note;
 
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
-use super::super::limits::MODEL_NAME_MAX;
 use super::super::state::Served;
 
 /// Options with the same meaning, and their names here.
@@ -86,8 +85,7 @@ pub(crate) fn generate(map: Map<String, Value>, served: &Served) -> Result<Trans
 /// Fields of both routes.
 fn shared(fields: &mut Fields, served: &Served) -> Result<Translated, ApiError> {
     let mut map = Map::new();
-    let model = fields.string("model", MODEL_NAME_MAX)?;
-    let model = model.ok_or_else(|| ApiError::at(Code::MissingField, "model", "this field is needed"))?;
+    let model = fields.model()?;
     map.insert("model".into(), model.into());
     map.insert("stream".into(), fields.flag("stream", true)?.into());
     fields.ignore(&["keep_alive"]);

@@ -4,8 +4,6 @@
 //! the key that its user types. The policy lets the page load and call nothing but this server, and run no
 //! script and no style that is not one of these files.
 
-use std::fmt::Write;
-
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{
@@ -18,6 +16,7 @@ use axum::routing::get;
 use sha2::{Digest, Sha256};
 
 use super::error::{ApiError, Code, quoted};
+use super::ids::hex;
 use super::state::App;
 
 /// What a page of this server may do.
@@ -112,11 +111,7 @@ fn answer(asset: &'static Asset, tag: &HeaderValue, headers: &HeaderMap) -> Resp
 }
 
 fn tag(bytes: &[u8]) -> HeaderValue {
-    let mut tag = String::from("\"");
-    for byte in &Sha256::digest(bytes)[..12] {
-        write!(tag, "{byte:02x}").expect("writing to a string cannot fail");
-    }
-    tag.push('"');
+    let tag = format!("\"{}\"", hex(&Sha256::digest(bytes)[..12]));
     HeaderValue::from_str(&tag).expect("hex is plain")
 }
 

@@ -9,11 +9,11 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 
-use super::app::{Context, json};
+use super::app::Context;
 use super::asked::Asked;
 use super::chat::{Head, Prepared, prepare};
 use super::error::{ApiError, Code, quoted};
-use super::running::{Running, Update};
+use super::running::Running;
 use super::state::{App, now_seconds};
 use super::{flow, ids};
 
@@ -39,17 +39,8 @@ pub(crate) async fn post(
     let mut running = Running::submit(asked, job, turn)?;
     let head = Head::new(&mut running, ids::made("resp_"), now_seconds(), facts);
     let is_stream = head.facts.params.stream;
-    let mut writer = reply::ResponseWriter::new(head, custom, echo);
-    if is_stream {
-        return flow::respond(running, writer).await;
-    }
-    let take = |update| {
-        if let Update::Piece(_, piece, _) = update {
-            writer.piece(piece, &mut Vec::new());
-        }
-    };
-    running.whole_with(take).await?;
-    Ok(json(&writer.whole(&running)))
+    let writer = reply::ResponseWriter::new(head, custom, echo);
+    flow::answer(running, writer, is_stream).await
 }
 
 /// Replies are not kept.

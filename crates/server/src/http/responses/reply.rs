@@ -7,7 +7,7 @@ use text::Piece;
 
 use super::super::chat::{Head, usage};
 use super::super::error::{ApiError, Dialect};
-use super::super::flow::{Writer, sse_event};
+use super::super::flow::{Whole, Writer, sse_event};
 use super::super::ids::derived;
 use super::super::running::{Running, Update};
 use crate::Finish;
@@ -119,12 +119,6 @@ impl ResponseWriter {
         Self { head, custom, echo, items: Vec::new(), is_open: false, broken: Vec::new(), sequence: 0 }
     }
 
-    /// The whole response. `running` is over and every update has been taken.
-    pub(crate) fn whole(mut self, running: &Running) -> Value {
-        self.close(self.end_status(running), &mut Vec::new());
-        self.ended(running)
-    }
-
     fn end_status(&self, running: &Running) -> &'static str {
         match running.ended().next().map(|ended| &ended.outcome.finish) {
             Some(Finish::Stop | Finish::ToolCalls) => "completed",
@@ -200,7 +194,7 @@ impl ResponseWriter {
     }
 
     /// Adds a piece to the items and writes what that means.
-    pub(crate) fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
+    fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
         match piece {
             Piece::Reasoning(more) => {
                 if !matches!((self.is_open, self.items.last()), (true, Some(Item::Reasoning(_)))) {
@@ -354,5 +348,14 @@ impl Writer for ResponseWriter {
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(b": keep-alive\n\n");
+    }
+}
+
+impl Whole for ResponseWriter {
+    type Reply = Value;
+
+    fn whole(mut self, running: &Running) -> Self::Reply {
+        self.close(self.end_status(running), &mut Vec::new());
+        self.ended(running)
     }
 }

@@ -11,7 +11,6 @@ use super::super::chat::{
 };
 use super::super::error::{ApiError, Code};
 use super::super::fields::{EFFORTS, Fields, unexpected};
-use super::super::limits::MODEL_NAME_MAX;
 use super::super::params::Params;
 use super::super::state::Served;
 
@@ -90,8 +89,7 @@ pub(crate) fn read(map: Map<String, Value>, served: &Served) -> Result<Read, Api
     }
     fields.word("truncation", &[("disabled", ())])?;
     fields.ignore(&["include", "client_metadata"]);
-    let missing = |name: &str| ApiError::at(Code::MissingField, name, "this field is needed");
-    let model = fields.string("model", MODEL_NAME_MAX)?.ok_or_else(|| missing("model"))?;
+    let model = fields.model()?;
     let mut reader = Reader::new();
     if let Some(instructions) = fields.string("instructions", usize::MAX)? {
         reader.push(Place::whole("instructions"), Message::text(Role::System, instructions));
