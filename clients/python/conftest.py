@@ -18,7 +18,10 @@ TOOL = {
 
 TOOL_QUESTION = "Tell me the local time in Prague."
 
-BOOK = "Return JSON with title (string), author (string) and year (integer). Text: Priya wrote 'The soft shoe' in 1957."
+BOOK = (
+    "Return JSON with title (string), author (string) and year (integer). "
+    "Text: Priya wrote 'The soft shoe' in 1957."
+)
 
 BOOK_SCHEMA = {
     "type": "object",

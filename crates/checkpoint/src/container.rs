@@ -1,6 +1,7 @@
 //! The safetensors container: header checks and bounded reads (`docs/formats.md` section 7).
 //!
-//! Weights are read, not mapped: a mapped file that another process shortens kills the process that looks at it.
+//! Weights are read, not mapped: a mapped file that another process shortens kills the process that looks at
+//! it.
 
 use std::{
     collections::HashSet,
@@ -294,8 +295,8 @@ impl Storage for Pages {
             false => range.end / PAGE_BYTES_MAX * PAGE_BYTES_MAX,
         };
         if start < end {
-            // SAFETY: the pages belong to this map alone and read as zeros from now on, valid bytes, which by the
-            // promise of `discard` nobody looks at. A failure only means that the pages stay.
+            // SAFETY: the pages belong to this map alone and read as zeros from now on, valid bytes, which by
+            // the promise of `discard` nobody looks at. A failure only means that the pages stay.
             let _ = unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }

@@ -410,8 +410,8 @@ pub enum Problem {
     },
     /// Bytes that were there when the file was opened cannot be read.
     #[error(
-        "{file}: {bytes} bytes at {at} cannot be read any more ({detail}): the file has changed, or its disk fails; \
-         complete or replace the file and load again"
+        "{file}: {bytes} bytes at {at} cannot be read any more ({detail}): the file has changed, or its disk \
+         fails; complete or replace the file and load again"
     )]
     Read {
         /// File name.

@@ -40,7 +40,8 @@ fn damaged_containers() {
     });
 }
 
-/// Bytes that go after the headers were checked are an error of the tensor that needs them, not of the process.
+/// Bytes that go after the headers were checked are an error of the tensor that needs them, not of the
+/// process.
 #[test]
 fn files_that_shrink_while_they_are_read() {
     all_indexed(|source, _| {

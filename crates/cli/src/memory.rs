@@ -44,8 +44,8 @@ pub(crate) fn limit(wish: MemoryLimit, device: &str) -> Option<u64> {
     }
 }
 
-/// What was planned for a loaded model, what its device holds now, and on a card all that is taken there, its own
-/// needs and other programs included.
+/// What was planned for a loaded model, what its device holds now, and on a card all that is taken there, its
+/// own needs and other programs included.
 pub(crate) fn held(qwen: &Qwen, device: &str) -> String {
     let now = qwen.device().memory();
     let held = now.weights + now.kv + now.states + now.scratch;

@@ -1,9 +1,10 @@
-//! What automatic drafting costs a stream, in processor time: `cargo run --release -p contracts --example draft_cost --
-//! [MODEL] [--prompt N,..] [--tokens N] [--reps N] [--copy on|off]`.
+//! What automatic drafting costs a stream, in processor time: `cargo run --release -p contracts --example
+//! draft_cost -- [MODEL] [--prompt N,..] [--tokens N] [--reps N] [--copy on|off]`.
 //!
-//! One device thread runs everything and the engine's clock is that thread's processor time, so that other programs on
-//! the machine move the figures less. Each reply is asked for in turn of an engine with `--draft auto`, of the same one
-//! without drafts, and of one with `--draft off`, which has no MTP layer; all must be the same.
+//! One device thread runs everything and the engine's clock is that thread's processor time, so that other
+//! programs on the machine move the figures less. Each reply is asked for in turn of an engine with
+//! `--draft auto`, of the same one without drafts, and of one with `--draft off`, which has no MTP layer; all
+//! must be the same.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -21,8 +21,8 @@ const STRIDE: usize = 128;
 /// Image rows that get one row position.
 const ACROSS: u32 = 8;
 
-/// The row of id `id` at token index `at`. An image row's place is told by its positions, as in a prompt: column and
-/// row, counted from `at`.
+/// The row of id `id` at token index `at`. An image row's place is told by its positions, as in a prompt:
+/// column and row, counted from `at`.
 pub(crate) fn row_at(id: u32, at: usize) -> Row {
     let at = at as u32;
     match id.checked_sub(IMAGE_ID) {

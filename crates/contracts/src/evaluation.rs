@@ -1,4 +1,5 @@
-//! Question sets with keys (`models/demo/eval/README.md`): reading items, asking them greedily, judging replies.
+//! Question sets with keys (`models/demo/eval/README.md`): reading items, asking them greedily, judging
+//! replies.
 
 use std::fmt;
 use std::path::Path;
@@ -303,7 +304,8 @@ mod tests {
 
     fn item(check: &str, thinking: bool) -> Item {
         let line = format!(
-            r#"{{"id": "a", "kind": "k", "enable_thinking": {thinking}, "max_tokens": 9, "messages": [], "check": {check}}}"#
+            r#"{{"id": "a", "kind": "k", "enable_thinking": {thinking}, "max_tokens": 9, "messages": [],
+                "check": {check}}}"#
         );
         read_items(&line).unwrap().remove(0)
     }

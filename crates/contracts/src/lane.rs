@@ -73,7 +73,8 @@ pub struct Lane {
     pub length: usize,
 }
 
-/// One lane per slot, with pages dealt out one by one in mixed order, so that no sequence has neighbouring pages.
+/// One lane per slot, with pages dealt out one by one in mixed order, so that no sequence has neighbouring
+/// pages.
 pub fn deal(spec: &Spec) -> Vec<Lane> {
     let each = spec.context_max.div_ceil(PAGE_TOKENS).min(spec.pages / spec.slots);
     let lane = |slot: usize| {
@@ -234,8 +235,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// The lane's state as bytes, and the bytes of its full pages. Uses a snapshot. What a page holds of tokens that
-    /// are not committed, or whose MTP row waits for the next token, is not part of a state.
+    /// The lane's state as bytes, and the bytes of its full pages. Uses a snapshot. What a page holds of
+    /// tokens that are not committed, or whose MTP row waits for the next token, is not part of a state.
     pub fn state(&mut self, lane: &Lane, snapshot: SnapshotId) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {
         self.model.save(lane.slot, snapshot)?;
         let state = self.model.export_snapshot(snapshot)?;

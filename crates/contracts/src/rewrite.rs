@@ -1,9 +1,10 @@
 //! The same weights stored in another form: where the arithmetic promises equal bits, whole models show it.
 //!
-//! A group's product is made of centered codes, a scale and a combined bias (`docs/arithmetic.md`, grouped matrix).
-//! *Wider* codes are shifted by the difference of the centers, so the centered ones stay; a stored bias goes down by
-//! that many scales, so the combined one stays, provided the new bias is exact. A *symmetric* matrix is an affine one
-//! with bias `-2^(bits-1) * scale`: its combined bias is 0, and an fma with 0 changes nothing.
+//! A group's product is made of centered codes, a scale and a combined bias (`docs/arithmetic.md`, grouped
+//! matrix). *Wider* codes are shifted by the difference of the centers, so the centered ones stay; a stored
+//! bias goes down by that many scales, so the combined one stays, provided the new bias is exact. A
+//! *symmetric* matrix is an affine one with bias `-2^(bits-1) * scale`: its combined bias is 0, and an fma
+//! with 0 changes nothing.
 
 use std::cell::Cell;
 

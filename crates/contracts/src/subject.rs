@@ -144,8 +144,8 @@ impl Subject for Folder {
     }
 }
 
-/// Checks every contract that models alone can show, over a text of at least 70 tokens; with a vision tower over the
-/// text with pictures in it too. From 577 tokens on it crosses a span of 512 keys.
+/// Checks every contract that models alone can show, over a text of at least 70 tokens; with a vision tower
+/// over the text with pictures in it too. From 577 tokens on it crosses a span of 512 keys.
 pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     long_enough(text)?;
     let mut model = subject.open(Sizes::for_text(text.len()))?;
@@ -160,7 +160,8 @@ pub fn check(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     Ok(Report { subject: subject.name(), outcomes })
 }
 
-/// Checks the contracts that show in replies, with the engine over the subject and a text of at least 70 tokens.
+/// Checks the contracts that show in replies, with the engine over the subject and a text of at least 70
+/// tokens.
 pub fn check_replies(subject: &dyn Subject, text: &[u32]) -> Result<Report, Error> {
     long_enough(text)?;
     // Room for a prompt, its reply and the next turn; fewer slots than requests, more snapshots than slots.

@@ -1,4 +1,5 @@
-//! Opaque handles to device memory, and the shapes they are made from. A handle is valid on the device that made it.
+//! Opaque handles to device memory, and the shapes they are made from. A handle is valid on the device that
+//! made it.
 
 /// Row-major activations `[rows_max, width]`, f32 on computing devices, f64 on the reference device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

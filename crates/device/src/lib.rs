@@ -1,9 +1,9 @@
 //! Devices: memory and the named stages of a forward pass.
 //!
-//! [`Device`] is the seam between the model and what computes it. A stage is coarse and named for the model's step;
-//! its float operations and their order are fixed by `docs/arithmetic.md`, so every device gives the same bits. The
-//! CPU device ([`cpu`]) is the executable definition; the [`reference`] device computes the same stages in float64
-//! and judges errors. A device knows buffers and stages, never layers or tensor names.
+//! [`Device`] is the seam between the model and what computes it. A stage is coarse and named for the model's
+//! step; its float operations and their order are fixed by `docs/arithmetic.md`, so every device gives the
+//! same bits. The CPU device ([`cpu`]) is the executable definition; the [`reference`] device computes the
+//! same stages in float64 and judges errors. A device knows buffers and stages, never layers or tensor names.
 
 pub mod cpu;
 pub mod cuda;

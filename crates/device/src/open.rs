@@ -28,8 +28,9 @@ impl From<CpuSettings> for OpenSettings {
     }
 }
 
-/// What `auto` stands for: the first card with at least `memory` bytes free, else the processor. Asking for no
-/// memory is asking for the processor. `has_kernels`: compiled kernels are at hand, so that no compiler is needed.
+/// What `auto` stands for: the first card with at least `memory` bytes free, else the processor. Asking for
+/// no memory is asking for the processor. `has_kernels`: compiled kernels are at hand, so that no compiler is
+/// needed.
 pub fn best(memory: u64, has_kernels: bool) -> String {
     cuda::card_with_room(memory, has_kernels)
         .map_or_else(|| "cpu".into(), |ordinal| format!("cuda:{ordinal}"))
@@ -40,8 +41,8 @@ pub fn card(name: &str) -> Option<usize> {
     name.strip_prefix("cuda:")?.parse().ok()
 }
 
-/// Opens the device `name`: `cpu`, `reference`, `cuda:N` for the card N of this machine, or `auto` for the best
-/// one here: the first card with room for [`OpenSettings::memory`], else the processor.
+/// Opens the device `name`: `cpu`, `reference`, `cuda:N` for the card N of this machine, or `auto` for the
+/// best one here: the first card with room for [`OpenSettings::memory`], else the processor.
 pub fn open(name: &str, settings: impl Into<OpenSettings>) -> Result<Box<dyn Device>, DeviceError> {
     let settings = settings.into();
     match name {

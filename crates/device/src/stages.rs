@@ -1,10 +1,10 @@
 //! The [`Device`] trait: memory, states and the named stages of a forward pass.
 //!
-//! Every stage is row-pure: the bits of a row depend on that row's inputs, its sequence and the weights, never on
-//! other rows, the row count or the schedule. `rows` counts the leading rows of the buffers that are worked on; the
-//! stages without it work on the rows of the step given to [`Device::begin`]. Faults: a non-finite input (or one of
-//! magnitude 2^40 or more) turns the row's results into NaN, up to its logits; nothing panics and no other row
-//! changes.
+//! Every stage is row-pure: the bits of a row depend on that row's inputs, its sequence and the weights,
+//! never on other rows, the row count or the schedule. `rows` counts the leading rows of the buffers that are
+//! worked on; the stages without it work on the rows of the step given to [`Device::begin`]. Faults: a
+//! non-finite input (or one of magnitude 2^40 or more) turns the row's results into NaN, up to its logits;
+//! nothing panics and no other row changes.
 
 use quant::Matrix;
 
@@ -38,7 +38,8 @@ pub struct Draw {
     pub vocabulary: u32,
     /// Changes to the logits of some tokens, ids ascending, before everything else.
     pub adjust: Vec<Adjust>,
-    /// Tokens that may be drawn, one bit per id, lowest bit first; `None` allows all. At least one bit must be set.
+    /// Tokens that may be drawn, one bit per id, lowest bit first; `None` allows all. At least one bit must
+    /// be set.
     pub mask: Option<Vec<u32>>,
     /// How many of the raw distribution's best tokens to report.
     pub top_logprobs: u32,
@@ -64,8 +65,9 @@ impl Draw {
     }
 }
 
-/// What penalties and bias do to the logit of one token, in this order, each one f32 operation: a positive logit is
-/// divided by `repetition`, another multiplied; `frequency` is subtracted; `presence` is subtracted; `bias` is added.
+/// What penalties and bias do to the logit of one token, in this order, each one f32 operation: a positive
+/// logit is divided by `repetition`, another multiplied; `frequency` is subtracted; `presence` is subtracted;
+/// `bias` is added.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adjust {
     /// The token.
@@ -98,7 +100,8 @@ pub struct Drawn {
     pub token: Option<u32>,
     /// Log-probability of the token in the raw distribution (temperature 1, nothing cut).
     pub logprob: f32,
-    /// The [`Draw::top_logprobs`] best tokens of the raw distribution with their log-probabilities, best first.
+    /// The [`Draw::top_logprobs`] best tokens of the raw distribution with their log-probabilities, best
+    /// first.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -114,12 +117,13 @@ pub trait Device: Send {
     /// Takes a weight matrix. A device that keeps a form of its own discards the source's bytes; one that
     /// uses them as stored shares them.
     fn matrix(&mut self, source: &Matrix) -> Result<MatrixRef>;
-    /// Takes the routed experts of a layer: `gate[e]`, `up[e]` `[I, H]` and `down[e]` `[H, I]`, all of equal shape.
+    /// Takes the routed experts of a layer: `gate[e]`, `up[e]` `[I, H]` and `down[e]` `[H, I]`, all of equal
+    /// shape.
     fn experts(&mut self, gate: &[Matrix], up: &[Matrix], down: &[Matrix]) -> Result<ExpertsRef>;
     /// Takes a vector; computing devices round it once to f32.
     fn vector(&mut self, values: &[f64]) -> Result<VectorRef>;
-    /// Takes rotary tables: cosines and sines `[positions, half]`, and which axis (0 t, 1 h, 2 w) turns each of the
-    /// `half` frequencies.
+    /// Takes rotary tables: cosines and sines `[positions, half]`, and which axis (0 t, 1 h, 2 w) turns each
+    /// of the `half` frequencies.
     fn rotary(&mut self, cos: &[f64], sin: &[f64], axes: &[u8]) -> Result<Rotary>;
     /// Activations `[rows_max, width]`, zeros.
     fn buffer(&mut self, rows_max: usize, width: usize) -> Result<Buffer>;
@@ -148,10 +152,11 @@ pub trait Device: Send {
     fn state_read(&mut self, pool: StatePool, place: u32) -> Result<DeltaState>;
     /// Writes a place.
     fn state_write(&mut self, pool: StatePool, place: u32, state: &DeltaState) -> Result;
-    /// Of the place's last uncommitted window, these rows (a path from its root) are real: advances the state by
-    /// them in order, with the bits that committed rows would have given. Clears the kept inputs.
+    /// Of the place's last uncommitted window, these rows (a path from its root) are real: advances the state
+    /// by them in order, with the bits that committed rows would have given. Clears the kept inputs.
     fn state_keep(&mut self, pool: StatePool, place: u32, rows: &[usize]) -> Result;
-    /// The K/V half of keeping: moves the K/V of window row `rows[i]` from place `start + rows[i]` to `start + i`.
+    /// The K/V half of keeping: moves the K/V of window row `rows[i]` from place `start + rows[i]` to
+    /// `start + i`.
     fn kv_keep(&mut self, pool: KvPool, pages: &[u32], start: usize, rows: &[usize]) -> Result;
 
     /// Bytes of one page, codes and scales, as the device keeps them.
@@ -183,15 +188,15 @@ pub trait Device: Send {
     fn join(&mut self, a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
     /// `out[i] = x[from[i]]`.
     fn gather(&mut self, x: Buffer, from: &[usize], out: Buffer) -> Result;
-    /// `out[to[i]] = x[from[i]]`, exactly; the other rows of `out` stay. `x` and `out` are different buffers of one
-    /// width, `from` and `to` have one length, and no row stands twice in `to`.
+    /// `out[to[i]] = x[from[i]]`, exactly; the other rows of `out` stay. `x` and `out` are different buffers
+    /// of one width, `from` and `to` have one length, and no row stands twice in `to`.
     fn copy_rows(&mut self, x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result;
     /// Causal depthwise convolution and silu over the step's rows, `[rows, C]` to `[rows, C]`; `taps` is
     /// `[C, conv_taps]`, the last tap for the current token. Keeps the pool's last input rows.
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result;
-    /// Gated delta rule over the step's rows. `mixed` `[rows, C]` from [`Self::conv`] (q, k, v blocks; q and k are
-    /// L2-normalized here, eps 1e-6), `a` and `b` `[rows, Hv]`, `decay = exp(A_log)` and `dt_bias` `[Hv]`; `out`
-    /// `[rows, Hv Dv]`.
+    /// Gated delta rule over the step's rows. `mixed` `[rows, C]` from [`Self::conv`] (q, k, v blocks; q and
+    /// k are L2-normalized here, eps 1e-6), `a` and `b` `[rows, Hv]`, `decay = exp(A_log)` and `dt_bias`
+    /// `[Hv]`; `out` `[rows, Hv Dv]`.
     fn delta_rule(
         &mut self,
         mixed: Buffer,
@@ -204,8 +209,8 @@ pub trait Device: Send {
     ) -> Result;
     /// Per head of `weight.len()` values: `x = RMSNorm(x) * weight * silu(z)`, in place.
     fn gated_norm(&mut self, x: Buffer, z: Buffer, rows: usize, weight: VectorRef, eps: f32) -> Result;
-    /// Norms and rotates q and k of the step's rows. `qg` is `[rows, heads, 2, head_dim]`, query then gate; the
-    /// query goes to `q` `[rows, heads, head_dim]`, k `[rows, kv_heads, head_dim]` is changed in place.
+    /// Norms and rotates q and k of the step's rows. `qg` is `[rows, heads, 2, head_dim]`, query then gate;
+    /// the query goes to `q` `[rows, heads, head_dim]`, k `[rows, kv_heads, head_dim]` is changed in place.
     fn qk_norm_rope(
         &mut self,
         qg: Buffer,
@@ -223,7 +228,8 @@ pub trait Device: Send {
     fn attention(&mut self, q: Buffer, shape: AttentionShape, pool: KvPool, out: Buffer) -> Result;
     /// `x *= sigmoid(gate)` with the gates of `qg`, in place.
     fn out_gate(&mut self, x: Buffer, qg: Buffer, rows: usize, shape: AttentionShape) -> Result;
-    /// The `k` best experts of each row of router logits, best first (ties to the lower id), weights summing to 1.
+    /// The `k` best experts of each row of router logits, best first (ties to the lower id), weights summing
+    /// to 1.
     fn route(&mut self, logits: Buffer, rows: usize, picks: Picks) -> Result;
     /// SwiGLU experts: `out[r * k + i] = down(silu(gate x_r) * up x_r)` of row r's i-th pick.
     fn routed_experts(
@@ -236,8 +242,8 @@ pub trait Device: Send {
     ) -> Result;
     /// `out = silu(gate) * up`.
     fn swiglu(&mut self, gate: Buffer, up: Buffer, rows: usize, out: Buffer) -> Result;
-    /// `out[r] = sum_i weight_i * routed[r * k + i] + sigmoid(gate[r]) * shared[r]`, picks in rank order, the shared
-    /// expert last; `gate` is `[rows, 1]`.
+    /// `out[r] = sum_i weight_i * routed[r * k + i] + sigmoid(gate[r]) * shared[r]`, picks in rank order, the
+    /// shared expert last; `gate` is `[rows, 1]`.
     fn combine(
         &mut self,
         routed: Buffer,

@@ -13,8 +13,8 @@ pub struct Row {
 
 /// Consecutive rows of a step that belong to one sequence.
 ///
-/// Row `r` of the window has token index `start + depth(r)`, depth counted along its parents. Its K/V is stored at
-/// place `start + r` of the sequence's pages, which for a chain is the token index.
+/// Row `r` of the window has token index `start + depth(r)`, depth counted along its parents. Its K/V is
+/// stored at place `start + r` of the sequence's pages, which for a chain is the token index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Place of the sequence in every state pool.
@@ -25,13 +25,14 @@ pub struct Window {
     pub rows: usize,
     /// Committed tokens of the sequence before this window.
     pub start: usize,
-    /// K/V pages of the sequence in order: page `i` holds places `64 i .. 64 i + 63`. Covers `start + rows` places.
+    /// K/V pages of the sequence in order: page `i` holds places `64 i .. 64 i + 63`. Covers `start + rows`
+    /// places.
     pub pages: Vec<u32>,
     /// `None`: a chain, each row follows the one before it. Else the parent of each row inside the window (an
     /// earlier row), or `None` for rows that follow the committed state.
     pub parents: Option<Vec<Option<u32>>>,
-    /// True: the states advance past all rows (chains only). False: the states stay, and the window's small inputs
-    /// are kept for [`crate::Device::state_keep`]; at most [`WINDOW_ROWS_MAX`] rows.
+    /// True: the states advance past all rows (chains only). False: the states stay, and the window's small
+    /// inputs are kept for [`crate::Device::state_keep`]; at most [`WINDOW_ROWS_MAX`] rows.
     pub commit: bool,
 }
 

@@ -25,7 +25,8 @@ struct Bench<'a> {
 }
 
 impl Core {
-    /// Measures what one stream's steps and drafts cost. Errors show again, with someone to tell, in the first request.
+    /// Measures what one stream's steps and drafts cost. Errors show again, with someone to tell, in the
+    /// first request.
     pub(crate) fn calibrate(&mut self) {
         self.store.pool.reserve(1);
         let page = self.store.take_page(&mut *self.model);

@@ -1,12 +1,13 @@
-//! How deep and how wide the automatic policy drafts: where measured costs and odds say that it pays, and never so
-//! that a stream could lose more than its account allows.
+//! How deep and how wide the automatic policy drafts: where measured costs and odds say that it pays, and
+//! never so that a stream could lose more than its account allows.
 
 use crate::costs::{Bill, Costs};
 use crate::request::DRAFT_MAX;
 
 /// Candidates for the first drafted token beside the chain's own whose odds are measured.
 pub(crate) const OTHERS_MAX: usize = 2;
-/// Weight of a new round in acceptance odds, after the first few; the odds of the unknown count as two rounds.
+/// Weight of a new round in acceptance odds, after the first few; the odds of the unknown count as two
+/// rounds.
 const ODDS_FRESH: f64 = 0.1;
 const ODDS_FIRST_WEIGHT: f64 = 2.0;
 /// Odds of a drafter nobody has seen yet, and of its other candidates where the first is wrong.
@@ -18,8 +19,8 @@ const PROVEN_ROUNDS: u64 = 8;
 const GAIN_MIN: f64 = 1.03;
 /// Share of a stream's plain decode time that drafts may have lost it.
 const LOSS_MAX: f64 = 0.015;
-/// Plain steps that drafts of a proven drafter may lose a stream beyond that, so that they can begin at once: with them
-/// the loss is at most 3 % of any reply of 67 tokens.
+/// Plain steps that drafts of a proven drafter may lose a stream beyond that, so that they can begin at once:
+/// with them the loss is at most 3 % of any reply of 67 tokens.
 const LOSS_FIRST: f64 = 1.0;
 /// Plain steps that a stream's drafts have won it and that they may lose again.
 const GAIN_KEPT: f64 = 8.0;
@@ -91,8 +92,8 @@ impl Odds {
     }
 }
 
-/// What drafts that the engine chose have won or lost a stream. Rounds of its neighbours' drafts count as well: they
-/// take its time.
+/// What drafts that the engine chose have won or lost a stream. Rounds of its neighbours' drafts count as
+/// well: they take its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Account {
     /// Seconds that plain steps would have taken for its tokens.
@@ -139,8 +140,8 @@ pub(crate) struct Choice {
 }
 
 impl Costs {
-    /// What each stream should draft, where `others` further streams decode one row each, `bystanders` the accounts
-    /// of those among them that asked for no drafts.
+    /// What each stream should draft, where `others` further streams decode one row each, `bystanders` the
+    /// accounts of those among them that asked for no drafts.
     pub(crate) fn choices(
         &self,
         streams: &[Stream],
@@ -197,8 +198,8 @@ impl Costs {
         self.expected(all, rows) - self.expected(all, all) + calls as f64 * self.draft_token.seconds
     }
 
-    /// The choices with the most expected tokens a second among those that lose at most `allowed` seconds: likely
-    /// rows first, as long as the rate rises.
+    /// The choices with the most expected tokens a second among those that lose at most `allowed` seconds:
+    /// likely rows first, as long as the rate rises.
     fn best(&self, streams: &[Stream], all: usize, prompt_rows: usize, allowed: f64) -> Vec<Choice> {
         let prompt = self.prompt(prompt_rows);
         let mut choices = vec![Choice::default(); streams.len()];

@@ -25,8 +25,8 @@ const CHUNK_FIRST: usize = 64;
 const CHUNK_LEARNT: usize = 32;
 /// Prompt rows that always go along, so that no prompt waits for ever.
 const CHUNK_MIN: usize = 16;
-/// Weight of a new round in what drafts have won, rounds before that counts, and the share of plain time that is worth
-/// a prompt's upkeep.
+/// Weight of a new round in what drafts have won, rounds before that counts, and the share of plain time that
+/// is worth a prompt's upkeep.
 const WON_FRESH: f64 = 0.1;
 const WON_ROUNDS: u64 = 8;
 const WON_LEAST: f64 = 0.1;
@@ -201,8 +201,8 @@ impl Costs {
         }
     }
 
-    /// Learns what a drafted step of `rows` rows takes. What is learnt of one number of rows is half believed of the
-    /// others: the machine has changed, or it was misjudged at start.
+    /// Learns what a drafted step of `rows` rows takes. What is learnt of one number of rows is half believed
+    /// of the others: the machine has changed, or it was misjudged at start.
     fn learn_drafted(&mut self, rows: usize, seconds: f64) {
         let known = self.drafted_rows(rows);
         if known > 0.0 {
@@ -257,8 +257,8 @@ impl Costs {
         self.prompt_row * rows as f64
     }
 
-    /// Prompt rows that fit beside `rows` rows of `streams` streams in a step of at most `stall`; at most twice what
-    /// was ever tried.
+    /// Prompt rows that fit beside `rows` rows of `streams` streams in a step of at most `stall`; at most
+    /// twice what was ever tried.
     pub(crate) fn prompt_rows(&self, streams: usize, rows: usize, stall: Duration) -> usize {
         if self.prompt_row <= 0.0 {
             return CHUNK_FIRST;

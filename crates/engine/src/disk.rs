@@ -5,8 +5,9 @@
 //! snapshot and open page). A file that is torn, foreign, of another model or version, or whose keys are not
 //! the prompt's is as good as absent. Files are written under another name and renamed when whole.
 //!
-//! A thread of its own reads and writes them ([`crate::disk_files`]). The engine only looks into the index here, hands
-//! over bytes, and never waits while it has something to step: what the disk cannot take in time is dropped.
+//! A thread of its own reads and writes them ([`crate::disk_files`]). The engine only looks into the index
+//! here, hands over bytes, and never waits while it has something to step: what the disk cannot take in time
+//! is dropped.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -200,8 +201,8 @@ impl DiskTier {
         Some(Entry { name, namespace: namespace.to_owned(), keys: keys.to_vec(), pages: new, open, state })
     }
 
-    /// Asks for an entry, without its first `shared` pages. `None` where too much waits already. The answer is `None`
-    /// where any part of it is not what it should be.
+    /// Asks for an entry, without its first `shared` pages. `None` where too much waits already. The answer
+    /// is `None` where any part of it is not what it should be.
     pub(crate) fn read(
         &mut self,
         namespace: &str,

@@ -115,8 +115,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Opens a folder and lists what it holds. Files of its own that are of no use are removed; all others, those of
-    /// another digest among them, are let alone and do not count.
+    /// Opens a folder and lists what it holds. Files of its own that are of no use are removed; all others,
+    /// those of another digest among them, are let alone and do not count.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<(Self, Listing)> {
         fs::create_dir_all(&settings.folder)?;
         let mut files = Self { settings, states: BTreeMap::new(), bytes: 0, age: 0 };
@@ -162,7 +162,8 @@ impl Files {
         self.states.insert(name, (position, self.age));
     }
 
-    /// Writes an entry, then removes what no longer fits. Failures cost later speed only, so they are not errors.
+    /// Writes an entry, then removes what no longer fits. Failures cost later speed only, so they are not
+    /// errors.
     pub(crate) fn write(&mut self, entry: Entry) -> Vec<Gone> {
         let Entry { name, namespace, keys, pages, open, state } = entry;
         let mut pages = pages.into_iter();
@@ -183,8 +184,8 @@ impl Files {
         self.keep_limit()
     }
 
-    /// Reads an entry. Where a part of it is not what it should be the entry and that part are removed, so that they
-    /// can be written again: those files.
+    /// Reads an entry. Where a part of it is not what it should be the entry and that part are removed, so
+    /// that they can be written again: those files.
     pub(crate) fn read(&mut self, wanted: &Wanted) -> Result<Payload, Vec<Gone>> {
         match self.read_parts(wanted) {
             Ok(payload) => {

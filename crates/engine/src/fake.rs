@@ -50,8 +50,8 @@ pub struct FakeCost {
     pub draft: Duration,
     /// Of a slice of encoding, for each row of work.
     pub image: Duration,
-    /// Of what the drafter must know of the sequence, for each committed token of a slot that expects drafts: paid for
-    /// 64 tokens at a time, or by the next draft.
+    /// Of what the drafter must know of the sequence, for each committed token of a slot that expects drafts:
+    /// paid for 64 tokens at a time, or by the next draft.
     pub upkeep: Duration,
 }
 
@@ -149,8 +149,8 @@ impl History {
 /// Rows of work of the smallest slice of encoding.
 const ENCODE_ROWS: usize = 16;
 
-/// What stands for a token in row `row` of a picture: 24 bits of a hash of its digest, exact in f32 and beyond the
-/// vocabulary.
+/// What stands for a token in row `row` of a picture: 24 bits of a hash of its digest, exact in f32 and
+/// beyond the vocabulary.
 pub fn image_token(picture: &Picture, row: usize) -> u32 {
     let words = picture.digest.as_chunks::<8>().0;
     let hash = words.iter().fold(row as u64, |hash, word| join(hash, u64::from_le_bytes(*word)));
@@ -172,7 +172,8 @@ struct FakeSlot {
     state: History,
     /// An uncommitted window that waits for [`Model::keep`].
     pending: Option<Window>,
-    /// Tokens the drafter does not know, and whether nobody will ask it: then it forgets those of whole pages.
+    /// Tokens the drafter does not know, and whether nobody will ask it: then it forgets those of whole
+    /// pages.
     unknown: usize,
     unexpected: bool,
 }
@@ -307,8 +308,8 @@ impl FakeModel {
         }
     }
 
-    /// Rows of a chunk are learnt together, as much cheaper as they are cheaper to step: all of them, or those of the
-    /// last page where nobody will ask.
+    /// Rows of a chunk are learnt together, as much cheaper as they are cheaper to step: all of them, or
+    /// those of the last page where nobody will ask.
     fn learn_chunk(&mut self, slot: SlotId, rows: usize) -> Result<(), ModelError> {
         let state = self.slot(slot)?;
         let last_page = state.state.length as usize % PAGE_TOKENS;

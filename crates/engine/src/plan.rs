@@ -101,8 +101,8 @@ pub(crate) fn plan(views: &[View], limits: StepLimits) -> Vec<Part> {
     parts
 }
 
-/// Rows that drafts leave to prompts: what these can use, and never the whole step, or one long prompt would end all
-/// drafting beside it.
+/// Rows that drafts leave to prompts: what these can use, and never the whole step, or one long prompt would
+/// end all drafting beside it.
 fn reserve(prompts: &[&View], limits: StepLimits, rows: usize) -> usize {
     let usable = prompts.iter().map(|view| match view.work {
         Work::Prefill { from, stop, .. } => stop - from,

@@ -143,8 +143,8 @@ impl Core {
         }
     }
 
-    /// Tells the model whether drafts of a slot are to be expected: where the MTP layer's upkeep is dear, only while it
-    /// is asked.
+    /// Tells the model whether drafts of a slot are to be expected: where the MTP layer's upkeep is dear,
+    /// only while it is asked.
     pub(crate) fn keep_up(&mut self, slot: usize) {
         let Some(running) = &mut self.slots[slot] else { return };
         if !self.spec.has_mtp || self.costs.upkeep_is_small() {

@@ -95,8 +95,8 @@ impl Running {
         self.committed < self.prompt_length()
     }
 
-    /// Counts tokens that are committed now and that the model's drafter must learn before it drafts: a page of them
-    /// at a time it learns without being asked, or forgets where it is not kept up.
+    /// Counts tokens that are committed now and that the model's drafter must learn before it drafts: a page
+    /// of them at a time it learns without being asked, or forgets where it is not kept up.
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.committed += tokens;
         self.unknown += tokens;

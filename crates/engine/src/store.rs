@@ -111,8 +111,8 @@ impl Store {
         Some(Fetch { position, shared, answer })
     }
 
-    /// Takes what the disk gave into the cache; nothing where there is no room, or where the pages that it was to share
-    /// have gone meanwhile.
+    /// Takes what the disk gave into the cache; nothing where there is no room, or where the pages that it
+    /// was to share have gone meanwhile.
     pub(crate) fn take_fetched(
         &mut self,
         model: &mut dyn Model,

@@ -127,8 +127,9 @@ impl Handle {
         }
     }
 
-    /// Asks what the prefix cache would give this request if it ran now; nothing runs and nothing is marked as
-    /// used. `answer` is called on the engine thread between two steps, or never if the engine stops before.
+    /// Asks what the prefix cache would give this request if it ran now; nothing runs and nothing is marked
+    /// as used. `answer` is called on the engine thread between two steps, or never if the engine stops
+    /// before.
     pub fn look_up(
         &self,
         request: Request,

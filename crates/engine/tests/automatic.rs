@@ -1,5 +1,5 @@
-//! Automatic drafting, by an exact clock: it changes no token, makes no stream slower than plain by more than 3 %, and
-//! is faster where drafts pay.
+//! Automatic drafting, by an exact clock: it changes no token, makes no stream slower than plain by more than
+//! 3 %, and is faster where drafts pay.
 
 mod support;
 
@@ -50,8 +50,9 @@ fn alone(config: &FakeConfig, policy: DraftPolicy, lengths: &[(usize, usize)]) -
     (times, drafts)
 }
 
-/// Verified rows from free to as dear as steps, drafters from always wrong to always right, a drafter's upkeep from
-/// nothing to an eighth of a step: no reply takes 3 % more than plain ones, to which no upkeep belongs.
+/// Verified rows from free to as dear as steps, drafters from always wrong to always right, a drafter's
+/// upkeep from nothing to an eighth of a step: no reply takes 3 % more than plain ones, to which no upkeep
+/// belongs.
 #[test]
 fn no_stream_is_much_slower_than_plain_and_many_are_faster() {
     let lengths = [(10, 250), (200, 120), (10, 100), (30, 350)];

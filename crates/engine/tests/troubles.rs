@@ -1,5 +1,5 @@
-//! Rows of `docs/troubles.md` that show in whole replies over the fake model: warm equals cold, hits where hits are
-//! due, reasons where not, drafts only where they win.
+//! Rows of `docs/troubles.md` that show in whole replies over the fake model: warm equals cold, hits where
+//! hits are due, reasons where not, drafts only where they win.
 
 mod support;
 
@@ -152,8 +152,8 @@ fn automatic_drafts_run_only_where_they_win() {
     }
 }
 
-/// The longest time between two steps of a drafting stream while a long prompt comes in, with slices of prompts
-/// already known.
+/// The longest time between two steps of a drafting stream while a long prompt comes in, with slices of
+/// prompts already known.
 fn longest_step(draft: Duration, max_stall: Duration) -> Duration {
     let (step, row) = (Duration::from_millis(1), Duration::from_micros(400));
     let cost = FakeCost { step, row, draft, ..FakeCost::default() };

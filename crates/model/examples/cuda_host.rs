@@ -1,5 +1,5 @@
-//! Time that the host spends on a step for a card, of the published model of 35B in 4 bits: lowering, uploads, looking
-//! up lists, drawing, on a card that is not there (`device::cuda::rehearsal`).
+//! Time that the host spends on a step for a card, of the published model of 35B in 4 bits: lowering,
+//! uploads, looking up lists, drawing, on a card that is not there (`device::cuda::rehearsal`).
 //!
 //! `cargo run --release -p model --example cuda_host`
 

@@ -147,8 +147,9 @@ pub trait Model: Send {
     /// Proposes tokens after `ask.token` for each sequence, all in company. An empty answer where there is no
     /// MTP.
     fn draft(&mut self, asks: &[DraftAsk]) -> Result<Vec<Draft>, ModelError>;
-    /// Whether drafts may be asked of a slot from now on; so it is after [`Self::load`]. Where not, a model may spare
-    /// itself what only drafts need: it still answers [`Self::draft`], from less of the sequence. Changes no other bits.
+    /// Whether drafts may be asked of a slot from now on; so it is after [`Self::load`]. Where not, a model
+    /// may spare itself what only drafts need: it still answers [`Self::draft`], from less of the sequence.
+    /// Changes no other bits.
     fn expect_drafts(&mut self, _slot: SlotId, _expected: bool) -> Result<(), ModelError> {
         Ok(())
     }

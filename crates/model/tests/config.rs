@@ -232,7 +232,8 @@ fn the_plan_counts_the_published_sizes() {
     assert_eq!(with_mtp.page, plan.page / 10 * 11);
 }
 
-/// Stored bytes of text model and MTP layer with every matrix in 4 bits, groups of 64, 16-bit scales and biases.
+/// Stored bytes of text model and MTP layer with every matrix in 4 bits, groups of 64, 16-bit scales and
+/// biases.
 fn bytes_in_4_bits(config: &Config) -> u64 {
     let parts = Parts { head: true, mtp: true, vision: false };
     let values = |kind: &Kind| match *kind {

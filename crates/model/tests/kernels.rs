@@ -34,8 +34,8 @@ fn what_the_projects_models_ask_of_a_card_is_in_the_list() {
                 for arch in kind.archs {
                     assert!(
                         listed.contains(&(*arch, &variant)),
-                        "{variant} for {arch}, asked for by {}, is not in packaging/kernels.list; write it anew: \
-                         cargo run --release -p model --example cuda_variants > packaging/kernels.list",
+                        "{variant} for {arch}, asked for by {}, is not in packaging/kernels.list; write it \
+                         anew: cargo run --release -p model --example cuda_variants > packaging/kernels.list",
                         subject.name
                     );
                 }

@@ -47,7 +47,8 @@ fn check(matrix: &Matrix, row: usize, len: usize) {
     assert_eq!(len, matrix.cols(), "output length");
 }
 
-/// Calls `value(column, scale, code, bias)` along a grouped row; symmetric codes come centered, without a bias.
+/// Calls `value(column, scale, code, bias)` along a grouped row; symmetric codes come centered, without a
+/// bias.
 fn grouped(matrix: &Matrix, row: usize, mut value: impl FnMut(usize, f32, i32, Option<f32>)) {
     let Encoding::Grouped(scheme) = matrix.encoding() else { unreachable!("grouped rows only") };
     let mut codes = vec![0; matrix.cols()];

@@ -1,8 +1,8 @@
 //! What the bytes of a number mean.
 //!
-//! Float dtypes, grouped integer schemes, the canonical [`Matrix`] every checkpoint format becomes, packing of
-//! codes, the reference dequantization and the activation quantizer `Q` (`docs/arithmetic.md`, building blocks).
-//! Nothing here knows files, devices or layers.
+//! Float dtypes, grouped integer schemes, the canonical [`Matrix`] every checkpoint format becomes, packing
+//! of codes, the reference dequantization and the activation quantizer `Q` (`docs/arithmetic.md`, building
+//! blocks). Nothing here knows files, devices or layers.
 
 mod bytes;
 mod dequantize;

@@ -4,9 +4,10 @@ use crate::{BITS_SUPPORTED, Bytes, Encoding, GROUPS_SUPPORTED, Zero};
 
 /// A linear layer's weight `[rows, cols]` = `[out, in]`, row-major.
 ///
-/// Dense: `codes` holds `rows * cols` floats; `scales` and `biases` are empty. Grouped: each row of `codes` is a
-/// little-endian bit stream of `cols` unsigned codes, lowest bits first (formats.md section 4, packing); `scales`
-/// holds `rows * cols/group` floats of the scheme's dtype, `biases` the same for [`Zero::Affine`], else nothing.
+/// Dense: `codes` holds `rows * cols` floats; `scales` and `biases` are empty. Grouped: each row of `codes`
+/// is a little-endian bit stream of `cols` unsigned codes, lowest bits first (formats.md section 4, packing);
+/// `scales` holds `rows * cols/group` floats of the scheme's dtype, `biases` the same for [`Zero::Affine`],
+/// else nothing.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     rows: usize,
@@ -55,7 +56,8 @@ impl std::fmt::Display for MatrixError {
             }
             Self::Group { cols, group } => write!(
                 f,
-                "groups of {group} over {cols} columns have no kernel; supported: {GROUPS_SUPPORTED:?}, dividing the columns"
+                "groups of {group} over {cols} columns have no kernel; supported: {GROUPS_SUPPORTED:?}, \
+                 dividing the columns"
             ),
             Self::Length { part, found, expected } => {
                 write!(f, "{part} hold {found} bytes, {expected} expected")

@@ -1,4 +1,5 @@
-//! `Q`: a group of activations as integer codes times one power of two (`docs/arithmetic.md`, building blocks).
+//! `Q`: a group of activations as integer codes times one power of two (`docs/arithmetic.md`, building
+//! blocks).
 
 /// `G` of matrix inputs: codes reach `2^14`.
 pub const ACTIVATION_BITS: i32 = 14;
@@ -21,8 +22,8 @@ pub struct QuantizedGroup {
     pub sum: i32,
 }
 
-/// Quantizes one group: the definition. `bits` is `G`; `codes[i] * unit` is `values[i]` rounded to 11 significant
-/// bits and to multiples of `unit`.
+/// Quantizes one group: the definition. `bits` is `G`; `codes[i] * unit` is `values[i]` rounded to 11
+/// significant bits and to multiples of `unit`.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -16,7 +16,8 @@ pub enum Zero {
     Symmetric,
 }
 
-/// A grouped integer scheme: unsigned codes of `bits` bits, one scale (and bias) per `group` columns of a row.
+/// A grouped integer scheme: unsigned codes of `bits` bits, one scale (and bias) per `group` columns of a
+/// row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scheme {
     /// Bits of a code: one of [`BITS_SUPPORTED`].

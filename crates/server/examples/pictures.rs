@@ -2,10 +2,11 @@
 //!
 //!     cargo run --release -p server --example pictures -- [ROUNDS]
 //!
-//! Four streams of the model in models/demo run through HTTP on the CPU, while a fifth client posts a JPEG file of
-//! 24 megapixels and about 20 MB, another one every time. Told are the gaps between the pieces of a stream: the
-//! largest, the 99th and the 50th of a hundred, in rounds with a picture and in rounds without, in turn, so that a
-//! busy machine is the same for both. Streams and picture ask again as soon as they have their replies.
+//! Four streams of the model in models/demo run through HTTP on the CPU, while a fifth client posts a JPEG
+//! file of 24 megapixels and about 20 MB, another one every time. Told are the gaps between the pieces of a
+//! stream: the largest, the 99th and the 50th of a hundred, in rounds with a picture and in rounds without,
+//! in turn, so that a busy machine is the same for both. Streams and picture ask again as soon as they have
+//! their replies.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
 //! Joins the engine and text: a conversation in, a parsed reply out.
 //!
 //! A [`Session`] holds a model folder's tokenizer, template and defaults ([`TextSide`]) and a running engine.
-//! [`Session::start`] renders a [`Conversation`], submits it and returns a [`Stream`]: pieces of reasoning, content
-//! and tool calls as they come, then one [`Outcome`]. The way back is a [`ReplyReader`], a plain function of the
-//! token ids, so that a streamed reply equals a whole one however its tokens were grouped.
+//! [`Session::start`] renders a [`Conversation`], submits it and returns a [`Stream`]: pieces of reasoning,
+//! content and tool calls as they come, then one [`Outcome`]. The way back is a [`ReplyReader`], a plain
+//! function of the token ids, so that a streamed reply equals a whole one however its tokens were grouped.
 
 mod constraint;
 mod conversation;

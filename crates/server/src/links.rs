@@ -1,9 +1,9 @@
 //! Pictures behind links, from hosts that the operator named and from nowhere else (`docs/api.md` 3.3).
 //!
-//! The server's machine can reach what its clients cannot. So a link must be `https://` to a named host on its usual
-//! port, without a name or password in it; the host's addresses are looked at after they are resolved, and they are the
-//! ones that are connected to: none may be private, of this machine or of the link. No redirect is followed, no proxy
-//! asked, and bytes and time are bounded.
+//! The server's machine can reach what its clients cannot. So a link must be `https://` to a named host on
+//! its usual port, without a name or password in it; the host's addresses are looked at after they are
+//! resolved, and they are the ones that are connected to: none may be private, of this machine or of the
+//! link. No redirect is followed, no proxy asked, and bytes and time are bounded.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,8 @@ use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 /// Time for all links of a request together.
 pub(crate) const FETCH_TIME: Duration = Duration::from_secs(10);
-/// Links that are read at once: half of the requests that are prepared at once, so that slow hosts leave room.
+/// Links that are read at once: half of the requests that are prepared at once, so that slow hosts leave
+/// room.
 const AT_ONCE: usize = 2;
 
 /// Why a link gave no picture.
@@ -159,8 +160,8 @@ impl Drop for Turn<'_> {
 #[error("the host has an address that is not public")]
 struct NotPublic;
 
-/// A resolver that refuses hosts with an address that is not public. What it gives is what is connected to: a name
-/// that says something else a moment later changes nothing.
+/// A resolver that refuses hosts with an address that is not public. What it gives is what is connected to: a
+/// name that says something else a moment later changes nothing.
 struct Public<R>(R);
 
 impl<R> fmt::Debug for Public<R> {
@@ -194,7 +195,8 @@ fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let inside = match address.octets() {
-        // This network, carriers' networks, protocol assignments, relays, measurements, and all from multicast on.
+        // This network, carriers' networks, protocol assignments, relays, measurements, and all from
+        // multicast on.
         [0, ..] | [192, 0, 0, _] | [192, 88, 99, _] | [198, 18 | 19, ..] | [224..=255, ..] => true,
         [100, second, ..] => second & 0xc0 == 64,
         _ => false,
@@ -242,8 +244,8 @@ mod tests {
         }
     }
 
-    /// A server on this machine that answers one request with these bytes, and the links to it: its address is let
-    /// through here, and only here.
+    /// A server on this machine that answers one request with these bytes, and the links to it: its address
+    /// is let through here, and only here.
     fn stub(answer: Vec<u8>) -> (Links, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let links = Links::over("http", &["pictures.test".into()], To(listener.local_addr().expect("bound")));

@@ -22,7 +22,8 @@ pub enum Finish {
 }
 
 impl Finish {
-    /// What an engine's reason means, given whether the text side ended the reply and how many calls are complete.
+    /// What an engine's reason means, given whether the text side ended the reply and how many calls are
+    /// complete.
     pub(crate) fn of(reason: FinishReason, ended_here: bool, calls: usize) -> Self {
         match reason {
             FinishReason::Failed(error) => Self::Failed(error),

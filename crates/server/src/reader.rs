@@ -84,8 +84,8 @@ impl ReplyReader {
         })
     }
 
-    /// Whether the text itself ended the reply: an end token, a stop string, or the only call allowed. Later ids
-    /// are ignored.
+    /// Whether the text itself ended the reply: an end token, a stop string, or the only call allowed. Later
+    /// ids are ignored.
     pub fn ended(&self) -> bool {
         self.ended
     }

@@ -83,8 +83,9 @@ impl History {
         &self.images
     }
 
-    /// For a model that sees nothing: pictures in results of tools become [`OMITTED_IMAGE`], each with a note.
-    /// A program put them there, and it would send them again with every further turn. Those of users stay.
+    /// For a model that sees nothing: pictures in results of tools become [`OMITTED_IMAGE`], each with a
+    /// note. A program put them there, and it would send them again with every further turn. Those of users
+    /// stay.
     pub fn omit_tool_images(&mut self) {
         let results = self.turns.iter_mut().filter(|turn| turn.message.role == Role::Tool);
         for turn in results {

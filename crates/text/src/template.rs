@@ -2,8 +2,8 @@
 //!
 //! The template runs in minijinja with Python's string and dict methods, as transformers runs it in Jinja:
 //! `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, Python's `tojson`. It
-//! has no loader and no I/O, and a bound on work and output. A value can nest one level for each unit of work, and
-//! printing, comparing and dropping it recurse: a rendering has a stack of its own that bears that.
+//! has no loader and no I/O, and a bound on work and output. A value can nest one level for each unit of
+//! work, and printing, comparing and dropping it recurse: a rendering has a stack of its own that bears that.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::{files, nesting, python};
 
 /// Largest template, and largest `tokenizer_config.json`, bytes.
 pub const TEMPLATE_BYTES_MAX: u64 = 16 << 20;
-/// Work any rendering may do: about an instruction, or 64 bytes handled, per unit. Each value of the chat adds
-/// [`RENDER_FUEL_PER_VALUE`].
+/// Work any rendering may do: about an instruction, or 64 bytes handled, per unit. Each value of the chat
+/// adds [`RENDER_FUEL_PER_VALUE`].
 pub const RENDER_FUEL: u64 = 1_000_000;
 /// Further work for each string, number, list and object of the chat and its tools.
 pub const RENDER_FUEL_PER_VALUE: u64 = 400;

@@ -266,8 +266,8 @@ proptest! {
         prop_assert_eq!(controls(messages(&text, &name, &thought)), controls(messages("a", "b", "c")));
     }
 
-    /// T12: what a turn adds to the prompt of the turn before. Old reasoning that stays makes it an extension, ids
-    /// and all; dropped reasoning breaks it inside the reply, never before.
+    /// T12: what a turn adds to the prompt of the turn before. Old reasoning that stays makes it an
+    /// extension, ids and all; dropped reasoning breaks it inside the reply, never before.
     #[test]
     fn the_next_turn_goes_on_where_this_one_ended(
         texts in prop::collection::vec("[a-z]{1,8}( [a-z]{1,8}){0,5}", 4),

@@ -7,7 +7,8 @@ use crate::{Contract, Outcome, Runner, Tally};
 /// Chunk sizes: one row, an odd few, one block, and around four blocks.
 const CHUNKS: [usize; 6] = [1, 7, 64, 255, 256, 257];
 
-/// Every row's logits, the state and the full pages after the text, for each chunk size and each in another slot.
+/// Every row's logits, the state and the full pages after the text, for each chunk size and each in another
+/// slot.
 pub fn chunked(runner: &mut Runner<'_>, text: &[u32]) -> Result<Outcome, ModelError> {
     let mut tally = Tally::default();
     let mut lanes = runner.lanes()?;

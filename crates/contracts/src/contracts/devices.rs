@@ -5,8 +5,8 @@ use model::{Draw, ModelError, SnapshotId};
 use crate::lane::{draw_at, sampled};
 use crate::{Album, Contract, Outcome, RowBits, Runner, Tally};
 
-/// The bits of a run that must be equal on every device. Page bytes are not among them (each device has its own
-/// layout), nor drafts (they may differ, for they never change output).
+/// The bits of a run that must be equal on every device. Page bytes are not among them (each device has its
+/// own layout), nor drafts (they may differ, for they never change output).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     /// Logits of the text's rows, then of decoded rows.

@@ -21,8 +21,8 @@ fn bits(drawn: &Drawn) -> (Option<u32>, u32, Vec<(u32, u32)>) {
     (drawn.token, drawn.logprob.to_bits(), top)
 }
 
-/// The log-probabilities of a text's tokens, scored as a prompt in chunks, are those that decoding token by token
-/// gives, digit for digit.
+/// The log-probabilities of a text's tokens, scored as a prompt in chunks, are those that decoding token by
+/// token gives, digit for digit.
 pub fn scored(runner: &mut Runner<'_>, text: &[u32]) -> Result<Outcome, ModelError> {
     let mut tally = Tally::default();
     let vocabulary = runner.spec().vocabulary;

@@ -1,4 +1,5 @@
-//! The contracts. Each is a function over a model and a text; it uses all slots, pages and snapshots as it likes.
+//! The contracts. Each is a function over a model and a text; it uses all slots, pages and snapshots as it
+//! likes.
 
 mod chunked;
 mod company;

@@ -1,4 +1,5 @@
-//! The contracts over texts with pictures in them, and the pictures' own: their features in any company and slice.
+//! The contracts over texts with pictures in them, and the pictures' own: their features in any company and
+//! slice.
 
 use std::sync::Arc;
 

@@ -13,8 +13,8 @@ fn kept(tokens: usize) -> Vec<usize> {
     (1..tokens).filter(near).collect()
 }
 
-/// Keeps states along a text and takes each up again in another slot, with the full pages shared and a copy of the
-/// last one. The first sequence goes on meanwhile: the others leave no trace in it.
+/// Keeps states along a text and takes each up again in another slot, with the full pages shared and a copy
+/// of the last one. The first sequence goes on meanwhile: the others leave no trace in it.
 pub fn resumed(runner: &mut Runner<'_>, text: &[u32]) -> Result<Outcome, ModelError> {
     let mut tally = Tally::default();
     let snapshots = runner.spec().snapshots;
@@ -62,8 +62,8 @@ fn resume(
     Ok(())
 }
 
-/// Takes states and pages out of one model and into another, in other slots, pages and snapshots: what a cache on
-/// disk does over a restart.
+/// Takes states and pages out of one model and into another, in other slots, pages and snapshots: what a
+/// cache on disk does over a restart.
 pub fn moved(runner: &mut Runner<'_>, other: &mut Runner<'_>, text: &[u32]) -> Result<Outcome, ModelError> {
     let mut tally = Tally::default();
     let mut lanes = runner.lanes()?;

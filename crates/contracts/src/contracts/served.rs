@@ -189,8 +189,8 @@ fn concurrent(on: Served<'_>, text: &[u32]) -> Result<Outcome, Refusal> {
     Ok(tally.outcome(Contract::Concurrent, "20 requests at once, some cancelled"))
 }
 
-/// Requests at once, for each of `counts`, drafted as the engine likes and then again from the cache: every reply is
-/// the one that the request gets alone.
+/// Requests at once, for each of `counts`, drafted as the engine likes and then again from the cache: every
+/// reply is the one that the request gets alone.
 pub fn streams(
     handle: &Handle,
     text: &[u32],

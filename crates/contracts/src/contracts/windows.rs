@@ -115,7 +115,8 @@ pub fn trees(runner: &mut Runner<'_>, text: &[u32]) -> Result<Outcome, ModelErro
         let kept = &tree.right[..random.below(tree.right.len() + 1)];
         runner.keep(lane, kept)?;
         runner.feed(plain, &text[start..start + kept.len()], 1)?;
-        // The way to the next tree, long enough to see every block and the end of a span within a few dozen trees.
+        // The way to the next tree, long enough to see every block and the end of a span within a few dozen
+        // trees.
         let chunk = 1 + random.below(24);
         let next = &text[lane.length..text.len().min(lane.length + chunk)];
         let expected = runner.feed(plain, next, 1)?;

@@ -1,8 +1,8 @@
 //! How far the CPU device is from float64: logits of the demo model and of every format.
 //!
-//! Where two experts are nearly tied a rounding can turn the pick, and that row, and a little every row after it, is
-//! then far away on any device that rounds. Medians are over all rows; a largest distance is asked of every row of the
-//! formats' golden ids, and of the rows before the first such turn in other texts.
+//! Where two experts are nearly tied a rounding can turn the pick, and that row, and a little every row after
+//! it, is then far away on any device that rounds. Medians are over all rows; a largest distance is asked of
+//! every row of the formats' golden ids, and of the rows before the first such turn in other texts.
 
 use std::fs;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Conversations through a prefix cache that is too small for them: turns that resume and turns that begin anew have the
-//! same replies (E3), and the cache stays within its bytes.
+//! Conversations through a prefix cache that is too small for them: turns that resume and turns that begin
+//! anew have the same replies (E3), and the cache stays within its bytes.
 
 use std::sync::mpsc::channel;
 
@@ -11,7 +11,8 @@ use crate::support::*;
 
 /// Tokens of a reply.
 const REPLY: usize = 8;
-/// Which conversation has its turn: one that goes on where it was, and one whose states were dropped meanwhile.
+/// Which conversation has its turn: one that goes on where it was, and one whose states were dropped
+/// meanwhile.
 const TURNS: [usize; 9] = [0, 0, 1, 1, 0, 1, 1, 0, 0];
 /// Snapshots that the cache has room for: not enough for both.
 const SNAPSHOTS: usize = 3;

@@ -1,5 +1,5 @@
-//! Contracts over the engine's fake model, whose logits are a hash of all history: any slip in position, page or
-//! rollback changes them.
+//! Contracts over the engine's fake model, whose logits are a hash of all history: any slip in position, page
+//! or rollback changes them.
 
 use contracts::{Error, Sizes, Subject, check, check_replies, random_text};
 use engine::fake::{FakeConfig, FakeDrafts, FakeModel};

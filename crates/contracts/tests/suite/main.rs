@@ -1,4 +1,5 @@
-//! The contracts over every subject at hand, end to end through public interfaces. One program, so that it links once.
+//! The contracts over every subject at hand, end to end through public interfaces. One program, so that it
+//! links once.
 
 mod accuracy;
 mod can_fail;

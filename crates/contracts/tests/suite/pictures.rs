@@ -15,7 +15,8 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// Margins of the float64 device and of the implementation that shares no code with it: logits cross the seam in f32.
+/// Margins of the float64 device and of the implementation that shares no code with it: logits cross the seam
+/// in f32.
 const EXACT: f64 = 1e-5;
 /// Margins that stay margins under every rounding of the CPU device.
 const CLEAR: f64 = 0.3;
@@ -122,8 +123,8 @@ fn margin(qwen: &mut Qwen, asker: &Asker, golden: &Golden, preprocessor: &Prepro
     smallest
 }
 
-/// Two replies are wrong in float64 too: with the original bf16 weights their margins are 0.065 and 0.014, and rounding
-/// the weights to 4 bits turns them (`docs/accuracy.md`).
+/// Two replies are wrong in float64 too: with the original bf16 weights their margins are 0.065 and 0.014,
+/// and rounding the weights to 4 bits turns them (`docs/accuracy.md`).
 #[test]
 fn questions_about_pictures_have_the_margins_of_the_oracle() {
     let asker = Asker::open(&folder("demo")).expect("the demo model has its text files");

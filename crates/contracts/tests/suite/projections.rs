@@ -1,5 +1,5 @@
-//! Errors of every class of projections against float64, on the demo model's weights and its own activations, beside
-//! those that activations in bf16 would have.
+//! Errors of every class of projections against float64, on the demo model's weights and its own activations,
+//! beside those that activations in bf16 would have.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -304,8 +304,8 @@ fn projections_of_a_card_are_at_least_as_close_as_bf16_activations() {
     check("cuda:0");
 }
 
-/// Prints the errors of a device and asks for those of bf16 activations at most; every device but the processor must
-/// have the processor's values.
+/// Prints the errors of a device and asks for those of bf16 activations at most; every device but the
+/// processor must have the processor's values.
 fn check(name: &str) {
     let open =
         |name| device::open(name, CpuSettings { threads: 1, isa: Isa::detect() }).expect("it is there");

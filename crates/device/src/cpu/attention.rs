@@ -346,8 +346,8 @@ impl Queries {
     }
 }
 
-/// [`crate::Device::attention`], or with `keys` [`crate::Device::full_attention`]: `q` and `out` `[rows, heads,
-/// head_dim]`; `queries` is scratch.
+/// [`crate::Device::attention`], or with `keys` [`crate::Device::full_attention`]: `q` and `out`
+/// `[rows, heads, head_dim]`; `queries` is scratch.
 pub(crate) fn attention(
     workers: &Workers,
     step: &Step,

@@ -1,7 +1,7 @@
 //! Which vector instructions the fast bodies use. Bits never depend on it.
 
-/// An instruction set this processor has. Values exist only for supported sets, so calling code compiled for one is
-/// sound.
+/// An instruction set this processor has. Values exist only for supported sets, so calling code compiled for
+/// one is sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Kind);
 
@@ -63,8 +63,8 @@ impl Isa {
     }
 }
 
-/// Compiles one `#[inline(always)]` body for every instruction set and picks at run time. The body is plain Rust:
-/// the compiler may vectorize it, never reassociate or contract it, so all versions give the same bits.
+/// Compiles one `#[inline(always)]` body for every instruction set and picks at run time. The body is plain
+/// Rust: the compiler may vectorize it, never reassociate or contract it, so all versions give the same bits.
 ///
 /// `by_isa! { pub(crate) fn scale(x: &mut [f32], by: f32) = scale_body }` defines `scale(isa, x, by)`.
 macro_rules! by_isa {

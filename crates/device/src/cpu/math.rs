@@ -116,8 +116,8 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))` as `x sigmoid(2 ...)`: error below 2^-22 of `|x|`; NaN at
-/// -inf.
+/// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))` as `x sigmoid(2 ...)`: error below 2^-22 of `|x|`; NaN
+/// at -inf.
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     /// `2 sqrt(2 / pi)`.

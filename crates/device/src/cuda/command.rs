@@ -1,5 +1,5 @@
-//! Stage calls as data. Equal lists of commands under equal step shapes make equal launches, so that a list is
-//! lowered once and replayed. Values that change from step to step lie in the upload, named by a [`Span`].
+//! Stage calls as data. Equal lists of commands under equal step shapes make equal launches, so that a list
+//! is lowered once and replayed. Values that change from step to step lie in the upload, named by a [`Span`].
 
 use super::memory::Span;
 use crate::{
@@ -30,7 +30,8 @@ pub(super) enum Command {
         pool: StatePool,
         words: Span,
     },
-    /// Words: count, then pairs (from, to) of keys, `page * 64 + slot`, in order. `count` is part of the span's size.
+    /// Words: count, then pairs (from, to) of keys, `page * 64 + slot`, in order. `count` is part of the
+    /// span's size.
     KvKeep {
         pool: KvPool,
         words: Span,

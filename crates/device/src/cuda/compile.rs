@@ -1,8 +1,9 @@
 //! Kernel text to machine code with NVRTC, at first use, kept on disk where a folder is given.
 //!
 //! A file is compiled once for each set of constants. The key of a cached image is a hash of everything that
-//! decides its bytes: text, headers, options, architecture, compiler version. A folder of images that were compiled
-//! before ([`super::ship`]) is looked at first; its keys leave the version out, for where it is used there may be no compiler.
+//! decides its bytes: text, headers, options, architecture, compiler version. A folder of images that were
+//! compiled before ([`super::ship`]) is looked at first; its keys leave the version out, for where it is used
+//! there may be no compiler.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -75,7 +76,8 @@ pub(super) fn compile(file: &str, defines: &[(&str, String)], arch: &str) -> Res
     let pointers = |all: &[CString]| all.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
     let (names, texts, options) = (pointers(&names), pointers(&texts), pointers(&options));
     let mut program = null_mut();
-    // SAFETY: strings ended by zero, as many as said, alive for the calls; the program is destroyed at the end.
+    // SAFETY: strings ended by zero, as many as said, alive for the calls; the program is destroyed at the
+    // end.
     unsafe {
         let made = sys::nvrtcCreateProgram(
             &mut program,

@@ -39,11 +39,12 @@ impl Dense {
         Kernel::new("dense_prompt.cu", name).define("DENSE_DTYPE", self.dtype)
     }
 
-    /// Parts that the passes of every tile are shared among: as many as keep all multiprocessors busy to the end.
+    /// Parts that the passes of every tile are shared among: as many as keep all multiprocessors busy to the
+    /// end.
     fn parts(&self, rows: usize, processors: usize) -> usize {
         let tiles = rows.div_ceil(SIDE) * self.outputs.div_ceil(SIDE);
-        // Rounds of blocks, in slabs: those of the passes, and what filling the stages and ending passes take. Parts
-        // also cost a pass over the outputs.
+        // Rounds of blocks, in slabs: those of the passes, and what filling the stages and ending passes
+        // take. Parts also cost a pass over the outputs.
         let steps = self.cols.div_ceil(64);
         let cost = |parts: usize| {
             let passes = PASSES / parts;
@@ -54,7 +55,8 @@ impl Dense {
         [1, 2, 4, PASSES].into_iter().min_by_key(|&parts| cost(parts)).unwrap_or(1)
     }
 
-    /// `out = x W^T` of many rows. `arranged`: `x` in the order of the passes, if it was made before; gives it.
+    /// `out = x W^T` of many rows. `arranged`: `x` in the order of the passes, if it was made before; gives
+    /// it.
     pub(super) fn lower(
         &self,
         c: &mut Lowering<'_>,

@@ -1,7 +1,9 @@
-//! The CUDA driver behind a small trait: memory, modules, launches, graphs. All unsafe calls of the device are here.
+//! The CUDA driver behind a small trait: memory, modules, launches, graphs. All unsafe calls of the device
+//! are here.
 //!
-//! Every call makes the context current first, so a device may move between threads. Work is queued on one stream;
-//! an address is valid until its [`super::memory::DeviceMemory`] is dropped, which waits for the stream.
+//! Every call makes the context current first, so a device may move between threads. Work is queued on one
+//! stream; an address is valid until its [`super::memory::DeviceMemory`] is dropped, which waits for the
+//! stream.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
@@ -102,7 +104,8 @@ pub(super) trait Driver: Send + Sync {
     fn free(&self, address: u64);
     /// Pinned host memory, zeros. Never freed before the driver ends.
     fn pinned(&self, bytes: usize) -> Result<Pinned>;
-    /// Queues a copy from pinned memory; the bytes must stay as they are until [`Self::mark`] of it has passed.
+    /// Queues a copy from pinned memory; the bytes must stay as they are until [`Self::mark`] of it has
+    /// passed.
     fn upload_queued(&self, to: u64, from: &Pinned, bytes: usize) -> Result;
     /// Copies from any host memory; it may be changed afterwards.
     fn upload(&self, to: u64, from: &[u8]) -> Result;
@@ -120,7 +123,8 @@ pub(super) trait Driver: Send + Sync {
     fn load(&self, image: &[u8]) -> Result<usize>;
     /// A function of a loaded image, with as much dynamic shared memory allowed as the card has.
     fn function(&self, module: usize, name: &str) -> Result<Function>;
-    /// Queues launches. `overlap`: where the card can, each starts its prologue before the one before it ends.
+    /// Queues launches. `overlap`: where the card can, each starts its prologue before the one before it
+    /// ends.
     fn launch(&self, launches: &[Prepared], overlap: bool) -> Result;
     /// Records what [`Self::launch`] would queue as a graph, without running it.
     fn record(&self, launches: &[Prepared], overlap: bool) -> Result<GraphExec>;
@@ -133,8 +137,8 @@ pub(super) trait Driver: Send + Sync {
 /// Slots of [`Driver::mark`].
 pub(super) const MARKS: usize = 16;
 
-/// Uploads of at least this many bytes go through pinned memory in parts of this size, copied on while the part
-/// before is on its way: pageable memory would go at a fraction of the bus.
+/// Uploads of at least this many bytes go through pinned memory in parts of this size, copied on while the
+/// part before is on its way: pageable memory would go at a fraction of the bus.
 const PART_BYTES: usize = 16 << 20;
 /// Marks of the two parts in flight.
 const PART_MARKS: [usize; 2] = [MARKS - 2, MARKS - 1];
@@ -150,7 +154,8 @@ pub(super) struct Card {
     marks: [sys::CUevent; MARKS],
 }
 
-// SAFETY: the driver's handles may be used from any thread; every method sets the current context of its thread.
+// SAFETY: the driver's handles may be used from any thread; every method sets the current context of its
+// thread.
 unsafe impl Send for Card {}
 // SAFETY: as above; the driver locks its own state.
 unsafe impl Sync for Card {}
@@ -415,7 +420,8 @@ impl Driver for Card {
     fn load(&self, image: &[u8]) -> Result<usize> {
         self.bind("load kernels")?;
         let mut module = null_mut();
-        // SAFETY: an image made by the compiler, or read from a cache keyed by its source; the driver checks it.
+        // SAFETY: an image made by the compiler, or read from a cache keyed by its source; the driver checks
+        // it.
         check("load kernels", unsafe {
             sys::cuModuleLoadData(&mut module, image.as_ptr().cast::<c_void>())
         })?;

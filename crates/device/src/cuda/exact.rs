@@ -1,5 +1,6 @@
-//! The test that a card's matrix instruction sums integers exactly, which all grouped matrices rest on. It runs when
-//! a card is opened. On a card that fails it, kernels sum with plain multiplies and adds: slower, the same bits.
+//! The test that a card's matrix instruction sums integers exactly, which all grouped matrices rest on. It
+//! runs when a card is opened. On a card that fails it, kernels sum with plain multiplies and adds: slower,
+//! the same bits.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ const WARPGROUP_SHARE: u32 = 32;
 /// Shared memory of a block of these: 128 columns of 128 codes, and alignment.
 const WARPGROUP_BYTES: u32 = 128 * 128 * 2 + 1024;
 
-/// Of the sums of `groups` groups of each length, how many are not the exact integer; worst cases are among them.
+/// Of the sums of `groups` groups of each length, how many are not the exact integer; worst cases are among
+/// them.
 pub(super) fn wrong_sums(driver: &Arc<dyn Driver>, kernels: &mut Kernels, groups: u32) -> Result<u32> {
     let wrong = DeviceMemory::zeros(driver, "exact sums", 4)?;
     for depth in [32, 64, 128] {

@@ -12,10 +12,11 @@ use super::memory::StepShape;
 const LISTS_MAX: usize = 256;
 /// Steps of more rows run long enough that launches hide behind them; their lists are not recorded.
 const GRAPH_ROWS_MAX: usize = 512;
-/// Most graphs of steps with more rows than [`SHORT_ROWS_MAX`]: prompts have many lengths, of which few come again.
+/// Most graphs of steps with more rows than [`SHORT_ROWS_MAX`]: prompts have many lengths, of which few come
+/// again.
 const PROMPT_GRAPHS_MAX: usize = 32;
-/// Launches of steps up to this many rows overlap: blocks of the next kernel that wait for a long one to end would take its
-/// room.
+/// Launches of steps up to this many rows overlap: blocks of the next kernel that wait for a long one to end
+/// would take its room.
 const SHORT_ROWS_MAX: usize = 64;
 
 /// What decides a list of launches.
@@ -105,7 +106,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Frees the graphs of prompts beyond [`PROMPT_GRAPHS_MAX`], those used longest ago first. Their lists stay.
+    /// Frees the graphs of prompts beyond [`PROMPT_GRAPHS_MAX`], those used longest ago first. Their lists
+    /// stay.
     fn forget_prompts(&mut self) {
         let of_prompts = self.entries.iter_mut().filter(|(key, _)| key.shape.rows > SHORT_ROWS_MAX);
         let mut recorded: Vec<&mut Entry> =

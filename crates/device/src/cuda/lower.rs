@@ -1,5 +1,5 @@
-//! Commands to launches. A stage's file has a `lower` function that reads handles from [`Lowering`] and pushes
-//! launches; nothing here runs anything.
+//! Commands to launches. A stage's file has a `lower` function that reads handles from [`Lowering`] and
+//! pushes launches; nothing here runs anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -181,7 +181,8 @@ impl<'a> Lowering<'a> {
         self.plane(buffer)
     }
 
-    /// Codes of the first `rows` rows in groups of `group`, made by a launch of their own unless they are there.
+    /// Codes of the first `rows` rows in groups of `group`, made by a launch of their own unless they are
+    /// there.
     pub(super) fn codes(&mut self, buffer: Buffer, rows: usize, group: usize) -> Result<Codes> {
         let codes = self.shadow(buffer, group)?;
         if self.fresh.get(&(buffer, group)).is_none_or(|&held| held < rows) {

@@ -206,8 +206,8 @@ impl StepAddresses {
     }
 }
 
-/// The upload of a flush: `[rows | windows | the commands' bytes | pages]`, each part aligned to 16 bytes. All
-/// addresses but the end of the pages follow from the step's shape and the commands.
+/// The upload of a flush: `[rows | windows | the commands' bytes | pages]`, each part aligned to 16 bytes.
+/// All addresses but the end of the pages follow from the step's shape and the commands.
 pub(super) struct Upload {
     bytes: Vec<u8>,
     windows_at: usize,

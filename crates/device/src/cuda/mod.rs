@@ -1,10 +1,10 @@
 //! The CUDA device: the bits of the CPU device (`docs/arithmetic.md`) on NVIDIA cards.
 //!
-//! Stage calls only record commands ([`command`]). When the host wants to see something, or the next step begins,
-//! the list is lowered to launches ([`lower`]), which are kept and replayed as a graph when the same list comes
-//! again ([`graph`]). All that varies between two such lists (tokens, positions, places, pages, row lists) lies in
-//! one upload at a fixed address ([`memory`]). Kernels are text, compiled at first use ([`compile`]). Each stage
-//! has a file of its name, here and in `kernels/cuda`.
+//! Stage calls only record commands ([`command`]). When the host wants to see something, or the next step
+//! begins, the list is lowered to launches ([`lower`]), which are kept and replayed as a graph when the same
+//! list comes again ([`graph`]). All that varies between two such lists (tokens, positions, places, pages,
+//! row lists) lies in one upload at a fixed address ([`memory`]). Kernels are text, compiled at first use
+//! ([`compile`]). Each stage has a file of its name, here and in `kernels/cuda`.
 
 mod attention;
 mod check;
@@ -73,11 +73,11 @@ pub struct CudaSettings {
     pub kernels: Option<PathBuf>,
     /// Replay repeated steps as graphs. Bits do not depend on it.
     pub graphs: bool,
-    /// Sum grouped products with plain multiplies and adds, as on a card whose matrix instruction does not sum
-    /// integers exactly. Bits do not depend on it; prompts take several times as long.
+    /// Sum grouped products with plain multiplies and adds, as on a card whose matrix instruction does not
+    /// sum integers exactly. Bits do not depend on it; prompts take several times as long.
     pub plain_sums: bool,
-    /// Choose forms of kernels as for a card of this kind. Bits do not depend on it; a card takes more time in forms
-    /// that are another's.
+    /// Choose forms of kernels as for a card of this kind. Bits do not depend on it; a card takes more time
+    /// in forms that are another's.
     pub like: Option<CardKind>,
 }
 
@@ -127,8 +127,8 @@ pub fn card_memory(ordinal: usize) -> Result<(u64, u64)> {
     Card::open(ordinal)?.memory()
 }
 
-/// The first card with at least `bytes` of free memory; `None` also where there are no kernels and none can be compiled. Asking for
-/// nothing finds none: who does not know what is needed runs on the processor.
+/// The first card with at least `bytes` of free memory; `None` also where there are no kernels and none can
+/// be compiled. Asking for nothing finds none: who does not know what is needed runs on the processor.
 pub fn card_with_room(bytes: u64, has_kernels: bool) -> Option<usize> {
     let cards = driver::cards().ok().filter(|_| bytes > 0)?;
     if !has_kernels {

@@ -126,8 +126,9 @@ pub(super) struct Place {
     pub(super) codes: usize,
     /// Scales and biases; the floats of a dense matrix.
     pub(super) params: usize,
-    /// Are scales and biases of a size that lets units be put on slice sums instead of groups: up to `2^40` and,
-    /// of biases, 0 or at least `2^-60`? Then every sum is a multiple of the least subnormal in either order.
+    /// Are scales and biases of a size that lets units be put on slice sums instead of groups: up to `2^40`
+    /// and, of biases, 0 or at least `2^-60`? Then every sum is a multiple of the least subnormal in either
+    /// order.
     pub(super) tame: bool,
 }
 

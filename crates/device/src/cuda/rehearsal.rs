@@ -1,7 +1,9 @@
-//! Kernels that a model asks for on a card, without the card: what a release compiles before ([`super::ship`]).
+//! Kernels that a model asks for on a card, without the card: what a release compiles before
+//! ([`super::ship`]).
 //!
-//! A rehearsed device loads weights, lowers steps and launches like any other, on a stand-in that keeps nothing; what
-//! it reads back is zeros, so that every draw gives token 0. It refuses a launch that the card could not take.
+//! A rehearsed device loads weights, lowers steps and launches like any other, on a stand-in that keeps
+//! nothing; what it reads back is zeros, so that every draw gives token 0. It refuses a launch that the card
+//! could not take.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,8 +27,8 @@ pub struct CardKind {
     shared_max: u32,
 }
 
-/// Cards of all supported architectures: forms of kernels depend on the number of multiprocessors, so that there is a
-/// small and a large one where both are sold.
+/// Cards of all supported architectures: forms of kernels depend on the number of multiprocessors, so that
+/// there is a small and a large one where both are sold.
 pub const CARD_KINDS: [CardKind; 6] = [
     CardKind { archs: &["sm_90a"], capability: 90, processors: 132, shared_max: 227 << 10 },
     CardKind { archs: &["sm_100a"], capability: 100, processors: 148, shared_max: 227 << 10 },
@@ -61,8 +63,8 @@ impl Rehearsed {
     }
 }
 
-/// A device for a card of this kind, and what will be asked of it. `plain_sums`: its half-precision matrix instruction
-/// does not sum exactly ([`CudaSettings::plain_sums`]).
+/// A device for a card of this kind, and what will be asked of it. `plain_sums`: its half-precision matrix
+/// instruction does not sum exactly ([`CudaSettings::plain_sums`]).
 pub fn rehearse(kind: &CardKind, plain_sums: bool) -> Result<(Box<dyn Device>, Rehearsed), DeviceError> {
     let card = Arc::new(StandIn::new(kind.facts(), false));
     let driver: Arc<dyn Driver> = card.clone();

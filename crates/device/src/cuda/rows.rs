@@ -64,7 +64,8 @@ fn copy_rows(c: &mut Lowering<'_>, x: Buffer, rows: usize, words: Span, out: Buf
     c.launch(kernel("gather_rows"), [quads(x.width), rows, 1], BLOCK, args);
 }
 
-/// Lowers the leading command, a stage of this file, with those after it that fit into its launch; says how many.
+/// Lowers the leading command, a stage of this file, with those after it that fit into its launch; says how
+/// many.
 pub(super) fn lower(c: &mut Lowering<'_>, commands: &[Command]) -> Result<usize> {
     use Command as C;
     let rest = &commands[1..];
@@ -114,8 +115,8 @@ fn mix(c: &Lowering<'_>, routed: Buffer, picks: Picks, shared: Buffer, gate: Buf
     [c.plane(routed).ptr, weights, c.plane(shared).ptr, c.plane(gate).ptr, k as u64]
 }
 
-/// Codes that the writer of `out` makes for the next reader, or none. `width`: values that are quantized together
-/// hold whole groups.
+/// Codes that the writer of `out` makes for the next reader, or none. `width`: values that are quantized
+/// together hold whole groups.
 pub(super) fn codes_for(
     c: &mut Lowering<'_>,
     out: Buffer,

@@ -35,9 +35,10 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// Compiles the variants of a list for these architectures into a folder that [`super::CudaSettings::kernels`] may name;
-/// says how many images there are. A line is a variant as `kernels.list` of a cache of kernels has it; architectures may
-/// stand before it, with commas, to which it is then confined.
+/// Compiles the variants of a list for these architectures into a folder that
+/// [`super::CudaSettings::kernels`] may name; says how many images there are. A line is a variant as
+/// `kernels.list` of a cache of kernels has it; architectures may stand before it, with commas, to which it
+/// is then confined.
 pub fn ship(list: &str, folder: &Path, archs: &[String]) -> Result<usize> {
     ship_by(list, folder, archs, compile)
 }

@@ -1,5 +1,6 @@
-//! A card that is not there: launches run nothing, and memory is what the host writes into it, or nothing at all.
-//! Tests of the host's half look at what it was asked to do; rehearsals ([`super::rehearsal`]) at which kernels.
+//! A card that is not there: launches run nothing, and memory is what the host writes into it, or nothing at
+//! all. Tests of the host's half look at what it was asked to do; rehearsals ([`super::rehearsal`]) at which
+//! kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! Weights of zeros in any geometry and form of storage: which kernels run, and what the host spends on them, does not
-//! depend on values.
+//! Weights of zeros in any geometry and form of storage: which kernels run, and what the host spends on them,
+//! does not depend on values.
 
 use std::sync::Arc;
 
@@ -17,12 +17,13 @@ pub(crate) enum Form {
     Plain,
     /// MLX affine in groups of 64, routers and shared-expert gates 8 bits, an MTP sidecar of 4.
     Mlx { bits: u8, expert_bits: u8 },
-    /// AutoRound or compressed-tensors, symmetric in groups of 128; the embedding, gates and `mtp.fc` stay BF16, and
-    /// modules whose names have one of these parts.
+    /// AutoRound or compressed-tensors, symmetric in groups of 128; the embedding, gates and `mtp.fc` stay
+    /// BF16, and modules whose names have one of these parts.
     Packed { bits: u8, scales: Dtype, left: &'static [&'static str] },
 }
 
-/// What packed checkpoints leave in BF16 (`docs/formats.md`, AutoRound; published ones differ module by module).
+/// What packed checkpoints leave in BF16 (`docs/formats.md`, AutoRound; published ones differ module by
+/// module).
 pub(crate) const LEFT: [&[&str]; 4] = [
     &["lm_head"],
     &["lm_head", "in_proj_a", "in_proj_b"],

@@ -1,8 +1,9 @@
-//! The list of CUDA kernel variants that a release compiles before (`packaging/kernels.list`), made from the code: models
-//! are loaded onto cards that are not there, and led through everything an engine asks.
+//! The list of CUDA kernel variants that a release compiles before (`packaging/kernels.list`), made from the
+//! code: models are loaded onto cards that are not there, and led through everything an engine asks.
 //!
-//! `cargo run --release -p model --example cuda_variants > packaging/kernels.list` writes it; with `--check LIST` the
-//! example fails where LIST is another. Each line names architectures, a kernel file and its constants.
+//! `cargo run --release -p model --example cuda_variants > packaging/kernels.list` writes it; with
+//! `--check LIST` the example fails where LIST is another. Each line names architectures, a kernel file and
+//! its constants.
 
 mod blank;
 mod subjects;

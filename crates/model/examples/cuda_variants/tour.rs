@@ -1,5 +1,5 @@
-//! What an engine may ask of a model, once in every form that decides kernels: rows from one to a whole prompt, one
-//! window and many, drafts, trees, long sequences, pictures.
+//! What an engine may ask of a model, once in every form that decides kernels: rows from one to a whole
+//! prompt, one window and many, drafts, trees, long sequences, pictures.
 
 use std::sync::Arc;
 

@@ -42,7 +42,8 @@ pub struct Settings {
     pub mtp: bool,
     /// Most tokens of a picture. 0 leaves the vision tower out.
     pub image_tokens: usize,
-    /// Whether a graphics card computes: it keeps codes beside activations, partial results, and its own code.
+    /// Whether a graphics card computes: it keeps codes beside activations, partial results, and its own
+    /// code.
     pub card: bool,
 }
 
@@ -149,8 +150,8 @@ pub(super) fn state_bytes(config: &Config) -> u64 {
     (layers * 4 * (config.delta.recurrent() + config.delta.conv())) as u64
 }
 
-/// Bytes of a draft window's kept inputs of one slot: convolution inputs, `a` and `b`, f32; on a card also the
-/// normed keys and the values.
+/// Bytes of a draft window's kept inputs of one slot: convolution inputs, `a` and `b`, f32; on a card also
+/// the normed keys and the values.
 fn kept_bytes(config: &Config, card: bool) -> u64 {
     let (layers, d) = (config.layers_of(MixerKind::DeltaNet).count(), config.delta);
     let made = if card { d.key_heads * d.key_dim + d.value_heads * d.value_dim } else { 0 };

@@ -7,12 +7,13 @@
 //! row together.
 
 //!
-//! Their hidden states stay on the device, in a ring of [`KEPT_ROWS`] places per slot: queued rows in order, the
-//! pending one, then those of the open window.
+//! Their hidden states stay on the device, in a ring of [`KEPT_ROWS`] places per slot: queued rows in order,
+//! the pending one, then those of the open window.
 //!
-//! Where no drafts are expected, queued rows are not run but forgotten, whole pages of them at a time. The MTP layer
-//! then knows the sequence from a later page on (`base` pages are skipped), as if it began there with the
-//! rotary positions it has: what stands in the skipped pages is never read, and pages shared with others stay theirs.
+//! Where no drafts are expected, queued rows are not run but forgotten, whole pages of them at a time. The
+//! MTP layer then knows the sequence from a later page on (`base` pages are skipped), as if it began there
+//! with the rotary positions it has: what stands in the skipped pages is never read, and pages shared with
+//! others stay theirs.
 
 use device::{PAGE_TOKENS, Row, WINDOW_ROWS_MAX};
 
@@ -83,8 +84,8 @@ impl Sequence {
         MtpWindow { slot: self.slot, start, rows, pages }
     }
 
-    /// Forgets those of `rows` (they end before the pending row) that lie in pages before its own, and all pages
-    /// before that one.
+    /// Forgets those of `rows` (they end before the pending row) that lie in pages before its own, and all
+    /// pages before that one.
     fn forget(&mut self, rows: &mut Vec<MtpRow>) {
         let pending = self.length - usize::from(self.pending.is_some());
         let page = pending / PAGE_TOKENS;
@@ -104,8 +105,8 @@ impl Sequence {
         }
     }
 
-    /// Row of `scratch.mtp.kept` for the hidden state of row `at` of the window that comes next or is open; of
-    /// a window that commits at once only the last row is kept, as the first.
+    /// Row of `scratch.mtp.kept` for the hidden state of row `at` of the window that comes next or is open;
+    /// of a window that commits at once only the last row is kept, as the first.
     pub(super) fn next_place(&self, at: usize) -> usize {
         self.place(self.kept + at)
     }
@@ -159,8 +160,8 @@ impl Sequence {
         Some(self.mtp_window(start, rows, pages))
     }
 
-    /// Commits the rows `path` of the open window, whose kept hidden states stand at its first places, queueing
-    /// what they settle for the MTP layer if there is one.
+    /// Commits the rows `path` of the open window, whose kept hidden states stand at its first places,
+    /// queueing what they settle for the MTP layer if there is one.
     pub(super) fn keep(&mut self, open: Open, path: &[usize], mtp: bool) {
         self.length += path.len();
         self.pages = open.pages;
@@ -175,9 +176,9 @@ impl Sequence {
         }
     }
 
-    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles and that are
-    /// not forgotten, queued and pending ones first. `next(row)` is what row `row` of the window embeds; its last row becomes
-    /// pending.
+    /// Commits a whole window that was stepped as rows `first ..` of a forward: the MTP rows this settles and
+    /// that are not forgotten, queued and pending ones first. `next(row)` is what row `row` of the window
+    /// embeds; its last row becomes pending.
     pub(super) fn advance(
         &mut self,
         first: usize,

@@ -1,8 +1,9 @@
 //! Snapshots and pages, on the device and as bytes.
 //!
 //! Bytes of a snapshot: magic, then little-endian: length u64, pending 0 or 1 u32, width 4 or 8 u32 (f32
-//! where every value is one, else f64), pages that the MTP layer skips u64, and if pending its three positions u32 and
-//! `hidden` floats; then per delta-net layer the recurrent and the convolution state. Floats have the width given.
+//! where every value is one, else f64), pages that the MTP layer skips u64, and if pending its three
+//! positions u32 and `hidden` floats; then per delta-net layer the recurrent and the convolution state.
+//! Floats have the width given.
 
 use device::{DeltaState, PAGE_TOKENS};
 
@@ -16,8 +17,8 @@ const MAGIC: &[u8; 8] = b"clarysn2";
 /// Magic, length, pending, width, pages skipped.
 const HEAD_BYTES: usize = 32;
 
-/// What the host keeps of a snapshot. Its states are on the device, at place `slots + id`, and the hidden state
-/// of its pending row is row `id` of `scratch.mtp.saved`.
+/// What the host keeps of a snapshot. Its states are on the device, at place `slots + id`, and the hidden
+/// state of its pending row is row `id` of `scratch.mtp.saved`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) length: usize,

@@ -163,7 +163,8 @@ impl<B> TowerScratch<B> {
     }
 }
 
-/// Patches of a chunk of work, whole merged blocks: half of a step's rows, so that a chunk is short beside a step.
+/// Patches of a chunk of work, whole merged blocks: half of a step's rows, so that a chunk is short beside a
+/// step.
 pub(super) fn chunk_rows(v: &VisionConfig, rows_max: usize) -> usize {
     (rows_max / 2).clamp(CHUNK_MIN, CHUNK_MAX).next_multiple_of(v.merge * v.merge)
 }

@@ -19,8 +19,8 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, limits: &Limits) -> Re
     collect(body, limits, limits.body_idle).await
 }
 
-/// Headers of one of Ollama's routes, whose clients leave the body's type out: it is JSON then. A web page could
-/// make a browser send a body without a type as well, but the browser would name the page's origin.
+/// Headers of one of Ollama's routes, whose clients leave the body's type out: it is JSON then. A web page
+/// could make a browser send a body without a type as well, but the browser would name the page's origin.
 pub(crate) fn assume_json(mut headers: HeaderMap) -> HeaderMap {
     if !headers.contains_key(CONTENT_TYPE) && !headers.contains_key(ORIGIN) {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

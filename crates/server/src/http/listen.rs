@@ -48,8 +48,8 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds. A socket file that no process listens at is replaced; a file of another kind is left alone, and binding
-    /// to its path fails.
+    /// Binds. A socket file that no process listens at is replaced; a file of another kind is left alone, and
+    /// binding to its path fails.
     pub async fn bind(bind: &Bind) -> io::Result<Self> {
         match bind {
             Bind::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),

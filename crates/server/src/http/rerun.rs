@@ -51,9 +51,9 @@ pub struct Rerun {
     pub reply: Value,
 }
 
-/// Answers a request as a whole reply and returns it with its receipt. Drafts that the request asks for are left
-/// out, and where it names no seed it gets this one; all else is as the request and the settings of `app`
-/// say.
+/// Answers a request as a whole reply and returns it with its receipt. Drafts that the request asks for are
+/// left out, and where it names no seed it gets this one; all else is as the request and the settings of
+/// `app` say.
 pub async fn rerun(
     app: &App,
     route: &str,

@@ -90,7 +90,8 @@ async fn custom_tools_stream_their_text() {
     let server = Server::new();
     let said = |key: &str| {
         format!(
-            "<tool_call>\n<function=patch>\n<parameter={key}>\n{TEXT}\n</parameter>\n</function>\n</tool_call>"
+            "<tool_call>\n<function=patch>\n<parameter={key}>\n{TEXT}\n</parameter>\n</function>\n\
+             </tool_call>"
         )
     };
     for (key, wanted, least) in

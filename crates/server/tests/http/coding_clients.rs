@@ -1,5 +1,6 @@
-//! What coding clients really send: requests recorded between the programs of `docs/clients.md` and this server, with
-//! their texts and descriptions cut short and their schemas whole. `says` is what the model answers.
+//! What coding clients really send: requests recorded between the programs of `docs/clients.md` and this
+//! server, with their texts and descriptions cut short and their schemas whole. `says` is what the model
+//! answers.
 
 use axum::body::Body;
 use base64::Engine as _;

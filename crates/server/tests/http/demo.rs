@@ -1,5 +1,5 @@
-//! The demo model on the CPU device, through the whole server: what it says, and that nothing around it changes a
-//! word.
+//! The demo model on the CPU device, through the whole server: what it says, and that nothing around it
+//! changes a word.
 
 use std::path::Path;
 

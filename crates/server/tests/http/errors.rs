@@ -22,12 +22,6 @@ async fn check(server: &Server, fields: Value, status: u16, code: &str, param: &
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chat_fields_out_of_range() {
     let server = Server::new();
-    let call = |arguments: Value| {
-        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [{
-            "id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]},
-            {"role": "tool", "tool_call_id": "a", "content": "1"}])
-    };
-    let tool = |function: Value| json!([{"type": "function", "function": function}]);
     let invalid = [
         (json!({"temperature": 5.1}), "temperature"),
         (json!({"temperature": -0.1}), "temperature"),
@@ -94,6 +88,23 @@ async fn chat_fields_out_of_range() {
     for (fields, param) in invalid {
         check(&server, fields, 400, "invalid_value", param).await;
     }
+}
+
+/// A chat with a call that has these arguments.
+fn call(arguments: Value) -> Value {
+    json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [{
+        "id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"}])
+}
+
+/// Tools with this function alone.
+fn tool(function: Value) -> Value {
+    json!([{"type": "function", "function": function}])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chat_fields_that_are_not_supported() {
+    let server = Server::new();
     let part = |part: Value| json!({"messages": user(json!([{"type": "text", "text": "a"}, part]))});
     let unsupported = [
         (json!({"functions": []}), "functions"),

@@ -166,12 +166,18 @@ async fn histories_are_understood() {
     assert_eq!(input.as_u64().unwrap() + cached.as_u64().unwrap(), count["input_tokens"].as_u64().unwrap());
 }
 
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn document(source: Value) -> Value {
+    json!({"type": "document", "title": "Report", "source": source})
+}
+
 /// What Anthropic's own clients may put into a turn, and what becomes of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documents_and_foreign_blocks() {
     let server = Server::new();
-    let text = |text: &str| json!({"type": "text", "text": text});
-    let document = |source: Value| json!({"type": "document", "title": "Report", "source": source});
     let plain = document(json!({"type": "text", "media_type": "text/plain", "data": "DOC"}));
     let parts = document(json!({"type": "content", "content": [text("one"), text("two")]}));
     let search = json!({"type": "search_result", "source": "https://a.example", "title": "Found",
@@ -208,7 +214,11 @@ async fn documents_and_foreign_blocks() {
             "content": "Report\n\nDOC\n\ng"}]}
     ]);
     assert_eq!(shown(&same).await.0, prompt, "blocks read as their text");
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_that_are_not_read() {
+    let server = Server::new();
     let pdf = json!({"type": "base64", "media_type": "application/pdf", "data": "AA"});
     for (block, path, told) in [
         (document(pdf), "messages[0].content[1].document", "PDF documents are not read; send the text"),
@@ -304,12 +314,14 @@ async fn refusals_have_their_shape() {
             "messages[0].content[0].image",
         ),
         (
-            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "document",
-            "source": {"type": "base64", "media_type": "application/pdf", "data": "AA"}}]}]}),
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+                {"type": "document",
+                 "source": {"type": "base64", "media_type": "application/pdf", "data": "AA"}}]}]}),
             "messages[0].content[1].document",
         ),
         (
-            json!({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text"}}]}]}),
+            json!({"messages": [{"role": "user",
+                "content": [{"type": "document", "source": {"type": "text"}}]}]}),
             "messages[0].content[0].document.source.data",
         ),
         (json!({"tool_choice": {"type": "any"}, "tools": tools()}), "tool_choice"),

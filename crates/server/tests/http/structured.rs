@@ -135,7 +135,8 @@ async fn refusals() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemas_that_cannot_be_enforced() {
     let server = server();
-    let parameters = json!({"type": "object", "properties": {"link": {"type": "string", "format": "uri", "maxLength": 5},
+    let parameters = json!({"type": "object",
+        "properties": {"link": {"type": "string", "format": "uri", "maxLength": 5},
         "count": {"type": "integer", "minimum": 1, "maximum": 3}}, "required": ["count"]});
     let messages = json!([{"role": "user", "content": "x"}]);
     let common = json!({"model": crate::support::MODEL, "max_tokens": 300, "temperature": 1, "seed": 3,

@@ -253,7 +253,8 @@ enum Found {
     Nothing,
     /// The value's end.
     End,
-    /// What cannot stand in a value: a second opening, for then the first was never closed, or the call's end.
+    /// What cannot stand in a value: a second opening, for then the first was never closed, or the call's
+    /// end.
     Breaks,
 }
 

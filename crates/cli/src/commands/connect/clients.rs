@@ -203,7 +203,8 @@ print(reply.content)"#,
         about: "curl",
         dialect: Dialect::Chat,
         place: "in a shell",
-        settings: r#"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -H 'Authorization: Bearer {key}' \
+        settings: r#"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
+  -H 'Authorization: Bearer {key}' \
   -d '{"model": "{model}", "messages": [{"role": "user", "content": "What is 37 + 58?"}]}'"#,
     },
 ];

@@ -126,8 +126,8 @@ pub(super) trait Engine {
     unsafe fn load(dtype: Dtype, from: *const u8) -> Self::Floats;
     /// Stores `LANES` floats.
     unsafe fn store(values: Self::Floats, to: *mut f32);
-    /// Halving trees inside the first `LANES` vectors: `lane[i] += lane[i + h]` for h from half the lanes down
-    /// to 1; lane n is the result of vector n.
+    /// Halving trees inside the first `LANES` vectors: `lane[i] += lane[i + h]` for h from half the lanes
+    /// down to 1; lane n is the result of vector n.
     unsafe fn trees(vectors: &[Self::Floats; 16]) -> Self::Floats;
     /// Asks for the cache line at `at`, which need not exist.
     unsafe fn prefetch(at: *const u8);

@@ -1,5 +1,7 @@
 //! Stages of the vision tower.
 
+use std::ops::Range;
+
 use super::*;
 use crate::{Activation, AttentionShape, KvForm, KvShape, PAGE_TOKENS};
 
@@ -66,6 +68,45 @@ fn values_are_copied_across_widths() {
 /// The pictures of a batch: rows and columns in patches.
 type Grids<'a> = &'a [(usize, usize)];
 
+/// Rows `first..first + chunk` of each of some pictures.
+#[derive(Default)]
+struct Chunk {
+    rows: Vec<Row>,
+    windows: Vec<Window>,
+    /// Keys of each window: the whole picture's.
+    keys: Vec<usize>,
+    /// Pictures that have such rows, and which.
+    held: Vec<(usize, Range<usize>)>,
+}
+
+impl Chunk {
+    fn new(grids: Grids<'_>, first: usize, chunk: usize) -> Self {
+        let (mut made, mut page) = (Self::default(), 0u32);
+        for (at, &(height, columns)) in grids.iter().enumerate() {
+            let all = height * columns;
+            let own = all.div_ceil(PAGE_TOKENS) as u32;
+            let part = first.min(all)..(first + chunk).min(all);
+            if !part.is_empty() {
+                made.windows.push(Window {
+                    place: at as u32,
+                    first: made.rows.len(),
+                    rows: part.len(),
+                    start: part.start,
+                    pages: (page..page + own).collect(),
+                    parents: None,
+                    commit: true,
+                });
+                made.keys.push(all);
+                let position = |i: usize| [0, (i / columns) as u32, (i % columns) as u32];
+                made.rows.extend(part.clone().map(|i| Row { token: None, position: position(i) }));
+                made.held.push((at, part));
+            }
+            page += own;
+        }
+        made
+    }
+}
+
 /// Rotation, K/V and whole attention of some pictures, in chunks of `chunk` rows of each.
 fn attend(device: &mut dyn Device, grids: Grids<'_>, heads: usize, dim: usize, chunk: usize) -> Vec<f32> {
     let shape = AttentionShape { heads, kv_heads: heads, head_dim: dim };
@@ -86,32 +127,7 @@ fn attend(device: &mut dyn Device, grids: Grids<'_>, heads: usize, dim: usize, c
     let mut out = vec![Vec::new(); grids.len()];
     for second in [false, true] {
         for first in (0..longest).step_by(chunk) {
-            let (mut rows, mut windows, mut keys, mut page) = (Vec::new(), Vec::new(), Vec::new(), 0u32);
-            let mut held = Vec::new();
-            for (at, &(height, columns)) in grids.iter().enumerate() {
-                let all = height * columns;
-                let own = all.div_ceil(PAGE_TOKENS) as u32;
-                let part = first.min(all)..(first + chunk).min(all);
-                if !part.is_empty() {
-                    let pages = (page..page + own).collect();
-                    let (place, start, count) = (at as u32, part.start, part.len());
-                    let window = Window {
-                        place,
-                        first: rows.len(),
-                        rows: count,
-                        start,
-                        pages,
-                        parents: None,
-                        commit: true,
-                    };
-                    windows.push(window);
-                    keys.push(all);
-                    let position = |i: usize| [0, (i / columns) as u32, (i % columns) as u32];
-                    rows.extend(part.clone().map(|i| Row { token: None, position: position(i) }));
-                    held.push((at, part));
-                }
-                page += own;
-            }
+            let Chunk { rows, windows, keys, held } = Chunk::new(grids, first, chunk);
             let count = rows.len();
             device.begin(&Step::new(rows, windows).expect("valid")).expect("begins");
             let [q, k, v, result] = [0; 4].map(|_| device.buffer(count, width).expect("fits"));

@@ -98,8 +98,8 @@ pub(crate) async fn post(
     Ok(json(&head.reply(&running)))
 }
 
-/// Asks how many prompt tokens the prefix cache would give the job; `None` where the engine would not take it, or
-/// where that hangs on pictures, which a dry run does not decode.
+/// Asks how many prompt tokens the prefix cache would give the job; `None` where the engine would not take
+/// it, or where that hangs on pictures, which a dry run does not decode.
 fn ask_cache(served: &Served, job: Job, facts: &Facts) -> Option<oneshot::Receiver<usize>> {
     if !facts.image_tokens.is_empty() {
         return None;

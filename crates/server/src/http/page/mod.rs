@@ -126,7 +126,8 @@ pub(crate) fn no_route(path: &str, has_page: bool) -> ApiError {
         "/index.html" | "/ui" | "/ui/" => format!("no route {shown}; the page is at /"),
         "/v1" | "/v1/" => {
             format!(
-                "{shown} is a base URL for clients and no route itself; try /v1/models or /v1/chat/completions"
+                "{shown} is a base URL for clients and no route itself; try /v1/models or \
+                 /v1/chat/completions"
             )
         }
         _ => match meant(path) {
