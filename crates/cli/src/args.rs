@@ -25,7 +25,7 @@ use crate::vision::VisionArgs;
 /// `synth:CONFIG.json?scheme=S&layers=N&experts=N&seed=S`: random weights made in memory.
 ///
 /// Exit codes: 0 done, 1 failure, 2 usage, 3 model missing or refused, 4 does not fit memory,
-/// 5 device or driver, 6 network, 7 mismatch found, 130 interrupted.
+/// 5 device or driver, 6 network, 7 mismatch found, 8 too few right (eval), 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(name = "clary", version, propagate_version = false)]
 pub(crate) struct Cli {

@@ -275,7 +275,10 @@ impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match &error {
             StartError::TooSmall { .. } => Self::of(Exit::Memory, &error),
-            StartError::Disk { .. } | StartError::Thread(_) => Self::of(Exit::Failure, &error),
+            StartError::Disk { .. } => {
+                Self::of(Exit::Failure, &error).hint("--cache-disk names a folder that can be written")
+            }
+            StartError::Thread(_) => Self::of(Exit::Failure, &error),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The files of the disk tier. All of this runs on the tier's thread.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
-use std::io::Read;
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use model::PAGE_TOKENS;
@@ -118,7 +119,7 @@ impl Files {
     /// Opens a folder and lists what it holds. Files of its own that are of no use are removed; all others,
     /// those of another digest among them, are let alone and do not count.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<(Self, Listing)> {
-        fs::create_dir_all(&settings.folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&settings.folder)?;
         let mut files = Self { settings, states: BTreeMap::new(), bytes: 0, age: 0 };
         let (mut states, mut pages) = (Vec::new(), Vec::new());
         for file in fs::read_dir(&files.settings.folder)? {
@@ -267,7 +268,9 @@ impl Files {
         let sum = checksum(&bytes);
         bytes.extend(sum);
         let partial = path.with_extension(PARTIAL);
-        fs::write(&partial, &bytes)?;
+        // Keys are tokens of prompts: for the owner alone.
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+        file.write_all(&bytes)?;
         fs::rename(&partial, path)?;
         self.bytes += bytes.len() as u64;
         Ok(())
@@ -285,7 +288,7 @@ fn named(path: &Path) -> Option<(&str, &str)> {
 /// Whether a file is one of a tier of another digest. One that is too short to tell is not.
 fn is_foreign(path: &Path, digest: &[u8; 32]) -> bool {
     let mut header = [0; HEADER];
-    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
     read.is_ok() && header[8..] != digest[..]
 }
 

@@ -133,6 +133,34 @@ fn streamed(body: &str) -> String {
     events.filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
 }
 
+/// What one server has read the next one need not read again.
+#[test]
+fn the_cache_outlives_the_server() {
+    let folder = std::env::temp_dir().join(format!("clary-cache-disk-{}", std::process::id()));
+    let disk = folder.display().to_string();
+    let words = "The quick brown fox jumps over the lazy dog. ".repeat(12);
+    let body = question(json!({"messages": [{"role": "user", "content": words}], "max_tokens": 16}));
+    let ask = |options: &[&str]| {
+        let server = Server::start("1024", &[&["--cache-disk", &disk], options].concat());
+        assert!(server.report.iter().any(|line| line.contains(&disk)), "{:#?}", server.report);
+        let (status, reply) = server.ask("POST", "/v1/chat/completions", Some(&body));
+        assert_eq!(status, 200, "{reply}");
+        server.signal("-TERM");
+        assert_eq!(server.end().0, Some(0));
+        let reply: Value = serde_json::from_str(&reply).expect("JSON");
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (reply["choices"].clone(), cached.expect("a number"))
+    };
+    let (first, cached) = ask(&[]);
+    assert_eq!(cached, 0);
+    let (second, cached) = ask(&[]);
+    assert!(cached > 100, "{cached}");
+    assert_eq!(first, second);
+    // Another form of K/V is another digest.
+    assert_eq!(ask(&["--kv", "int16"]).1, 0);
+    std::fs::remove_dir_all(&folder).expect("made by the server");
+}
+
 #[test]
 fn a_server_from_start_to_end() {
     let server = Server::start(

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use device::Device;
-use engine::Engine;
+use engine::{DiskSettings, Engine};
 use model::qwen3_5::open;
 use sd_notify::NotifyState;
-use server::http::{App, Bind, Grammar, Listener, Settings};
+use server::http::{App, Bind, Grammar, Listener, Settings, VERSION};
 use server::{Session, TextSide, VisionSettings};
+use sha2::{Digest, Sha256};
 use text::GrammarCompiler;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -35,6 +36,8 @@ use self::report::{Facts, Report};
 use self::self_test::self_test;
 use self::sizes::Sizes;
 use crate::args::Draft;
+use crate::commands::again::kv_name;
+use crate::commands::version;
 use crate::error::{Exit, Failure, Result};
 use crate::load;
 use crate::output::Output;
@@ -98,8 +101,18 @@ impl Ready {
         Ok(Self { args: args.clone(), weights, text, sizes, device, vision })
     }
 
+    /// The cache's disk tier, if there is one. Its digest names all that states and their bits depend on.
+    fn disk(&self, model_digest: &str) -> Option<DiskSettings> {
+        let work = &self.args.work;
+        let mtp = self.sizes.model.mtp && self.weights.parts.mtp;
+        let kv = kv_name(self.args.model.kv);
+        let named = format!("{model_digest}\n{VERSION}\n{}\n{kv}\nmtp {mtp}", version::commit());
+        let digest = Sha256::digest(named).into();
+        Some(DiskSettings { folder: work.cache_disk.clone()?, bytes_max: work.cache_disk_max, digest })
+    }
+
     /// Loads the model, starts its engine and tries it out.
-    fn load(self, app: &App, output: &Output) -> Result<Loaded> {
+    fn load(self, app: &App, model_digest: &str, output: &Output) -> Result<Loaded> {
         let mut report = Report::new(&self.args, &self.weights, &self.text, &self.sizes, app.settings());
         let start = Instant::now();
         let mut progress = Progress::new(output, "loading", Unit::Count);
@@ -107,6 +120,7 @@ impl Ready {
             progress.set(done, total);
             app.loading(done as f32 / total.max(1) as f32);
         };
+        let disk = self.disk(model_digest);
         let qwen = open(self.weights.source(), self.device, self.sizes.model.clone(), &mut show)?;
         drop(progress);
         report.loaded(&qwen, &self.args.model.machine.device);
@@ -120,6 +134,7 @@ impl Ready {
                 queue_timeout: work.queue_timeout,
                 max_stall: work.max_stall,
                 cache: self.sizes.cache.clone(),
+                disk,
                 calibrate: self.args.draft.draft == Draft::Auto,
                 ..engine::Settings::new(vocabulary, ends)
             },
@@ -154,10 +169,10 @@ async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
     info!(model = facts.id, address, "loading");
     watch::tell(&[NotifyState::Status("loading")]);
     let (sender, loading) = oneshot::channel();
-    let loader = app.clone();
+    let (loader, digest) = (app.clone(), facts.digest().to_owned());
     std::thread::spawn(move || {
         // Nobody waits for it where the order to end came first.
-        let _ = sender.send(ready.load(&loader, &output));
+        let _ = sender.send(ready.load(&loader, &digest, &output));
     });
     let Loaded { session, report, grammar } = tokio::select! {
         // Told to end before there was anything to wait for.

@@ -108,6 +108,14 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache)]
     #[arg(env = "CLARY_CACHE_DEVICE")]
     pub(crate) cache_device: CacheSize,
+    /// Folder that keeps the prompt cache over restarts, and what memory has no room for; it holds the prompts'
+    /// tokens, for its owner alone
+    #[arg(long, value_name = "DIR", env = "CLARY_CACHE_DISK")]
+    pub(crate) cache_disk: Option<PathBuf>,
+    /// Most bytes of the files in that folder; the oldest go first
+    #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = disk_bytes)]
+    #[arg(env = "CLARY_CACHE_DISK_MAX")]
+    pub(crate) cache_disk_max: u64,
     /// Saved states inside long prompts, every so many tokens; 0 for none
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = checkpoint_every)]
     #[arg(env = "CLARY_CHECKPOINT_EVERY")]
@@ -275,6 +283,10 @@ fn thinking_budget(text: &str) -> std::result::Result<i64, String> {
 fn cache(text: &str) -> std::result::Result<CacheSize, String> {
     let found = if text == "auto" { Some(CacheSize::Auto) } else { args::bytes(text).map(CacheSize::Bytes) };
     found.ok_or("auto, 0, or bytes (4294967296, 4GiB)".into())
+}
+
+fn disk_bytes(text: &str) -> std::result::Result<u64, String> {
+    args::bytes(text).ok_or("bytes (17179869184, 16GiB)".into())
 }
 
 fn percent(text: &str) -> std::result::Result<f64, String> {

@@ -66,6 +66,11 @@ impl Facts {
         Ok(Self { id, info })
     }
 
+    /// Digest of the model's files.
+    pub(crate) fn digest(&self) -> &str {
+        &self.info.digest
+    }
+
     /// The same, with the device.
     pub(crate) fn info(&self, report: &Report) -> ModelInfo {
         let plan = report.plan.iter().flat_map(|plan| {
@@ -332,6 +337,12 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     }
     if sizes.cache.bytes_max == 0 {
         notes.push("cache: off, every turn computes its whole prompt".to_owned());
+    }
+    if let Some(dir) = &args.work.cache_disk {
+        notes.push(match sizes.cache.bytes_max {
+            0 => "--cache-disk: not used, the cache is off".to_owned(),
+            _ => format!("cache: states of prompts are kept in {}", dir.display()),
+        });
     }
     match (sizes.model.card, args.work.cache_ram, args.work.cache_device) {
         (true, CacheSize::Bytes(_), _) => {
