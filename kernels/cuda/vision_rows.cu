@@ -2,6 +2,40 @@
 // dimensions. Bound by memory: each moves its rows once.
 #include "step.cuh"
 
+// Rows of pixels, width = 3 frames area: levels[3][256] of bytes [rows][3][area], each channel's frame after frame.
+// Grid [rows], 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    patch_rows(const uchar* bytes, const float* levels, float* to, uint area, uint width) {
+    wait_for_launches_before();
+    const uchar* row = bytes + (ulong)blockIdx.x * 3 * area;
+    for (uint i = threadIdx.x; i < width; i += 256) {
+        uint channel = i / (width / 3);
+        to[(ulong)blockIdx.x * width + i] = levels[channel * 256 + row[channel * area + i % area]];
+    }
+}
+
+// A place between four rows of a table (crates/device/src/patches.rs).
+struct Between {
+    uint rows[4];
+    double parts[2];
+};
+
+// The table's value at each place: along rows, then down. Grid [places], 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    between_rows(const float* table, const Between* between, float* to, uint width) {
+    wait_for_launches_before();
+    const Between place = between[blockIdx.x];
+    double down = place.parts[0], right = place.parts[1];
+    for (uint i = threadIdx.x; i < width; i += 256) {
+        double corner[4];
+#pragma unroll
+        for (uint n = 0; n < 4; n++) corner[n] = (double)table[(ulong)place.rows[n] * width + i];
+        double top = corner[0] * (1.0 - right) + corner[1] * right;
+        double bottom = corner[2] * (1.0 - right) + corner[3] * right;
+        to[(ulong)blockIdx.x * width + i] = (float)(top * (1.0 - down) + bottom * down);
+    }
+}
+
 // to[i] = from[i]. Grid: blocks of 1024 values, 256 threads.
 extern "C" __global__ void __launch_bounds__(256) copy_span(const float* from, float* to, ulong count) {
     wait_for_launches_before();

@@ -11,6 +11,7 @@ mod error;
 mod handles;
 pub mod host_math;
 mod open;
+mod patches;
 pub mod reference;
 mod stages;
 mod step;
@@ -21,6 +22,7 @@ pub use handles::{
     Picks, Rotary, StatePool, VectorRef,
 };
 pub use open::{OpenSettings, best, card, open};
+pub use patches::{Between, CHANNELS, Pixels};
 pub use stages::{Activation, Adjust, Device, Draw, Drawn};
 pub use step::{Row, Step, StepError, Window};
 

@@ -9,8 +9,8 @@
 use quant::Matrix;
 
 use crate::{
-    AttentionShape, Buffer, DeltaShape, DeltaState, DeviceError, ExpertsRef, KvPool, KvShape, MatrixRef,
-    Memory, Picks, Rotary, StatePool, Step, VectorRef,
+    AttentionShape, Between, Buffer, DeltaShape, DeltaState, DeviceError, ExpertsRef, KvPool, KvShape,
+    MatrixRef, Memory, Picks, Pixels, Rotary, StatePool, Step, VectorRef,
 };
 
 type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -258,6 +258,14 @@ pub trait Device: Send {
 
     // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
 
+    /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's `frames` times.
+    fn patch_rows(&mut self, _pixels: Pixels<'_>, _to: Buffer, _at: usize) -> Result {
+        no_pictures("patch_rows")
+    }
+    /// Rows between rows of `table` `[n, width of to]`, from row `at` of `to` on: bilinear in f64, rounded once.
+    fn between_rows(&mut self, _table: VectorRef, _between: &[Between], _to: Buffer, _at: usize) -> Result {
+        no_pictures("between_rows")
+    }
     /// Copies `rows` rows of `from`, from row `first` on, to row `at` on of `to`. Where widths differ the
     /// values are taken as they lie in memory; whole rows of `to` are filled.
     fn copy_values(&mut self, _from: Buffer, _first: usize, _rows: usize, _to: Buffer, _at: usize) -> Result {

@@ -14,6 +14,7 @@ mod subjects;
 #[allow(dead_code)]
 mod tour;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::KvForm;
@@ -23,7 +24,7 @@ use model::qwen3_5::open;
 
 use blank::Blank;
 use subjects::{MLX_4BIT, Result};
-use tour::{Tour, settings};
+use tour::{Tour, picture, settings};
 
 const CONFIG: &str = include_str!("../../../configs/qwen3.6-35b-a3b/config.json");
 /// Steps of a measurement.
@@ -47,6 +48,28 @@ fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Re
     Ok(())
 }
 
+/// Median times of encoding a picture of `side` x `side` patches: until the calls return, of the embedding, the blocks and
+/// the merger.
+fn encode(tour: &mut Tour<'_>, side: usize, times: usize) -> Result {
+    let spec = tour.model.image_spec().ok_or("a model with a tower")?;
+    let picture = Arc::new(picture(&spec, side));
+    let mut found: Vec<[Duration; 2]> = Vec::with_capacity(times);
+    for _ in 0..times {
+        let before = Instant::now();
+        tour.model.encode(std::slice::from_ref(&picture))?;
+        tour.model.encode_next(1)?;
+        let embedded = before.elapsed();
+        while tour.model.encode_next(usize::MAX)?.is_none() {}
+        found.push([embedded, before.elapsed()]);
+    }
+    found.sort_unstable_by_key(|times| times[1]);
+    let [embedded, all] = found[times / 2];
+    println!(
+        "a picture of {side:2} x {side:2} patches: first chunk {embedded:?}, all {all:?}, medians of {times}"
+    );
+    Ok(())
+}
+
 fn main() -> Result {
     let source = Blank::new(serde_json::from_str(CONFIG)?, MLX_4BIT)?;
     for mtp in [false, true] {
@@ -57,6 +80,9 @@ fn main() -> Result {
         let mut tour = Tour::new(&mut model);
         for (streams, rows, steps) in [(1, 1, STEPS), (4, 1, STEPS), (32, 1, STEPS), (1, 128, 100)] {
             measure(&mut tour, streams, rows, steps)?;
+        }
+        for (side, times) in [(16, 50), (64, 10)] {
+            encode(&mut tour, side, times)?;
         }
     }
     Ok(())

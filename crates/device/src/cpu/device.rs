@@ -16,8 +16,9 @@ use super::{
     vision, zeros,
 };
 use crate::{
-    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
-    KvPool, KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, step::check_keys,
+    Activation, AttentionShape, Between, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn,
+    ExpertsRef, KvPool, KvShape, MatrixRef, Memory, Picks, Pixels, Rotary, StatePool, Step, VectorRef,
+    step::check_keys,
 };
 
 type Result<T = ()> = std::result::Result<T, DeviceError>;
@@ -471,6 +472,22 @@ impl Device for Cpu {
             *result = Some(draw::draw(isa, row, &draws[task], scratch));
         });
         drawn.into_iter().map(|result| result.expect("every task ran")).collect()
+    }
+
+    fn patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {
+        let to = self.planes.get_mut(to);
+        let [rows, area] = pixels.layout("patch_rows", to.width)?;
+        let out = to.span("patch_rows", at, rows)?;
+        vision::patch_rows(&self.workers, pixels, area, out);
+        Ok(())
+    }
+
+    fn between_rows(&mut self, table: VectorRef, between: &[Between], to: Buffer, at: usize) -> Result {
+        let (table, to) = (&self.vectors[table.0 as usize], self.planes.get_mut(to));
+        Between::check("between_rows", between, table.len(), to.width)?;
+        let (width, out) = (to.width, to.span("between_rows", at, between.len())?);
+        vision::between_rows(&self.workers, table, between, width, out);
+        Ok(())
     }
 
     fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {

@@ -1,6 +1,6 @@
 //! Activations: one plane of f32 rows per [`Buffer`].
 
-use crate::Buffer;
+use crate::{Buffer, DeviceError};
 
 /// Rows of one width.
 #[derive(Default)]
@@ -18,6 +18,20 @@ impl Plane {
     /// The first `rows` rows.
     pub(crate) fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
         &mut self.values[..rows * self.width]
+    }
+
+    /// `rows` rows from row `at` on.
+    pub(crate) fn span(
+        &mut self,
+        stage: &'static str,
+        at: usize,
+        rows: usize,
+    ) -> Result<&mut [f32], DeviceError> {
+        let (width, held) = (self.width, self.values.len());
+        self.values.get_mut(at * width..(at + rows) * width).ok_or_else(|| {
+            let message = format!("{rows} rows from row {at} on of a buffer of {} rows", held / width.max(1));
+            DeviceError::Failed { stage, message }
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Row stages of the vision tower: LayerNorm, biases, GELU, two-dimensional rotation.
+//! Row stages of the vision tower: patches and positions, LayerNorm, biases, GELU, two-dimensional rotation.
 
 use super::{
     isa::by_isa,
@@ -9,7 +9,51 @@ use super::{
     sums::{sum, sum_squares},
     workers::Workers,
 };
-use crate::{Activation, AttentionShape, DeviceError, Row};
+use crate::{Activation, AttentionShape, Between, CHANNELS, DeviceError, Pixels, Row};
+
+/// [`crate::Device::patch_rows`]; `area`: pixels of a channel.
+pub(crate) fn patch_rows(workers: &Workers, pixels: Pixels<'_>, area: usize, out: &mut [f32]) {
+    let width = CHANNELS * pixels.frames * area;
+    workers.rows(out, width, &|first, out| {
+        let bytes = &pixels.bytes[first * CHANNELS * area..];
+        for (row, bytes) in out.chunks_exact_mut(width).zip(bytes.chunks_exact(CHANNELS * area)) {
+            let channels = row.chunks_exact_mut(pixels.frames * area).zip(bytes.chunks_exact(area));
+            for ((row, bytes), levels) in channels.zip(pixels.levels) {
+                for (value, byte) in row[..area].iter_mut().zip(bytes) {
+                    *value = levels[usize::from(*byte)];
+                }
+                (1..pixels.frames).for_each(|frame| row.copy_within(..area, frame * area));
+            }
+        }
+    });
+}
+
+#[inline(always)]
+fn between_body(corners: [&[f32]; 4], parts: [f64; 2], out: &mut [f32]) {
+    // Slices side by side, which vectorizes.
+    let [a, b, c, d] = corners;
+    let (top, bottom) = (a.iter().zip(b), c.iter().zip(d));
+    for (value, ((a, b), (c, d))) in out.iter_mut().zip(top.zip(bottom)) {
+        *value = Between::value(parts, [a, b, c, d].map(|x| f64::from(*x))) as f32;
+    }
+}
+by_isa! { fn between_row(corners: [&[f32]; 4], parts: [f64; 2], out: &mut [f32]) = between_body }
+
+/// [`crate::Device::between_rows`] with a table of rows of `width`.
+pub(crate) fn between_rows(
+    workers: &Workers,
+    table: &[f32],
+    between: &[Between],
+    width: usize,
+    out: &mut [f32],
+) {
+    workers.rows(out, width, &|first, out| {
+        for (row, place) in out.chunks_exact_mut(width).zip(&between[first..]) {
+            let corners = place.rows.map(|row| &table[row as usize * width..][..width]);
+            between_row(workers.isa, corners, place.parts, row);
+        }
+    });
+}
 
 /// `mean = sum_256(x) / n`, `d = x - mean`, `var = sum_256(d*d by fma) / n`, `fma(d * (1 / sqrt(var +
 /// eps)), w, b)` for rows as long as `weight`.

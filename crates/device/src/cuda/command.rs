@@ -155,6 +155,22 @@ pub(super) enum Command {
         rows: usize,
         out: Buffer,
     },
+    /// To row `at` of `to`, from `area` pixels a channel; bytes: levels of the channels, f32, then the pixels of `rows` rows.
+    PatchRows {
+        bytes: Span,
+        rows: usize,
+        area: usize,
+        to: Buffer,
+        at: usize,
+    },
+    /// To row `at` of `to`; bytes: a `Between` of kernels/cuda/vision_rows.cu for each of `rows` rows.
+    BetweenRows {
+        table: VectorRef,
+        bytes: Span,
+        rows: usize,
+        to: Buffer,
+        at: usize,
+    },
     /// `values` values from row `first` of `from`, to row `at` of `to`.
     CopyValues {
         from: Buffer,
@@ -206,7 +222,9 @@ impl Command {
     pub(super) fn of_pictures(&self) -> bool {
         matches!(
             self,
-            Self::CopyValues { .. }
+            Self::PatchRows { .. }
+                | Self::BetweenRows { .. }
+                | Self::CopyValues { .. }
                 | Self::LayerNorm { .. }
                 | Self::Bias { .. }
                 | Self::AddBias { .. }

@@ -14,9 +14,9 @@ use super::rope::RotaryTable;
 use super::state::States;
 use super::{Command, Cuda};
 use crate::{
-    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
-    KvPool, KvShape, MatrixRef, Memory, PAGE_TOKENS, Picks, Rotary, StatePool, Step, VectorRef,
-    WINDOW_ROWS_MAX,
+    Activation, AttentionShape, Between, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn,
+    ExpertsRef, KvPool, KvShape, MatrixRef, Memory, PAGE_TOKENS, Picks, Pixels, Rotary, StatePool, Step,
+    VectorRef, WINDOW_ROWS_MAX,
 };
 
 /// Longer host rows are copied by themselves instead of with the upload of a list.
@@ -113,6 +113,15 @@ impl Cuda {
             self.flush()?;
         }
         Ok(self.upload.push_words(words))
+    }
+
+    /// Bytes of the next command, in parts that follow one another.
+    pub(super) fn bytes(&mut self, parts: &[&[u8]]) -> Result<super::memory::Span> {
+        let bytes = parts.concat();
+        if !self.upload.has_room(bytes.len()) {
+            self.flush()?;
+        }
+        Ok(self.upload.push(&bytes))
     }
 }
 
@@ -488,6 +497,14 @@ impl Device for Cuda {
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
         self.flush()?;
         self.draw_rows(logits, draws)
+    }
+
+    fn patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {
+        self.record_patch_rows(pixels, to, at)
+    }
+
+    fn between_rows(&mut self, table: VectorRef, between: &[Between], to: Buffer, at: usize) -> Result {
+        self.record_between_rows(table, between, to, at)
     }
 
     fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {

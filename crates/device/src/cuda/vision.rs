@@ -8,7 +8,9 @@ use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
 use super::rope;
 use crate::step::check_keys;
-use crate::{Activation, AttentionShape, Buffer, DeviceError, KvPool, Rotary, VectorRef};
+use crate::{
+    Activation, AttentionShape, Between, Buffer, CHANNELS, DeviceError, KvPool, Pixels, Rotary, VectorRef,
+};
 
 const BLOCK: u32 = 256;
 /// Values of a block of the elementwise kernels.
@@ -19,6 +21,8 @@ const NORM_ROWS: usize = 8;
 const WARPS: usize = 8;
 /// Widest heads of which registers hold two blocks of a multiprocessor.
 const TWO_BLOCKS_DIM: usize = 80;
+/// Most bytes of rows that one launch makes out of bytes uploaded with it.
+const SPAN_ROWS_BYTES: usize = 2 << 20;
 /// Dims of a group, and keys of a block.
 const GROUP: usize = 64;
 
@@ -49,6 +53,52 @@ impl Cuda {
         self.place(stage, from, first, values)?;
         self.place(stage, to, at, values)?;
         self.record(Command::CopyValues { from, first, values, to, at })
+    }
+
+    pub(super) fn record_patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {
+        let (stage, width) = ("patch_rows", self.width(to));
+        let [rows, area] = pixels.layout(stage, width)?;
+        self.place(stage, to, at, rows * width)?;
+        let levels: Vec<u8> = pixels.levels.iter().flatten().flat_map(|level| level.to_le_bytes()).collect();
+        let most = SPAN_ROWS_BYTES / (CHANNELS * area);
+        if most == 0 {
+            return failed(
+                stage,
+                format!("patches of {area} pixels; at most {SPAN_ROWS_BYTES} bytes a patch"),
+            );
+        }
+        for (part, pixels) in pixels.bytes.chunks(most * CHANNELS * area).enumerate() {
+            let (at, rows) = (at + part * most, pixels.len() / (CHANNELS * area));
+            let bytes = self.bytes(&[&levels, pixels])?;
+            self.record(Command::PatchRows { bytes, rows, area, to, at })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn record_between_rows(
+        &mut self,
+        table: VectorRef,
+        between: &[Between],
+        to: Buffer,
+        at: usize,
+    ) -> Result {
+        let (stage, width) = ("between_rows", self.width(to));
+        Between::check(stage, between, self.tables.vectors[table.0 as usize].len, width)?;
+        self.place(stage, to, at, between.len() * width)?;
+        let most = SPAN_ROWS_BYTES / size_of::<Between>();
+        for (part, between) in between.chunks(most).enumerate() {
+            let bytes: Vec<u8> = between
+                .iter()
+                .flat_map(|place| {
+                    let rows = place.rows.into_iter().flat_map(u32::to_le_bytes);
+                    rows.chain(place.parts.into_iter().flat_map(f64::to_le_bytes))
+                })
+                .collect();
+            let (at, rows) = (at + part * most, between.len());
+            let bytes = self.bytes(&[&bytes])?;
+            self.record(Command::BetweenRows { table, bytes, rows, to, at })?;
+        }
+        Ok(())
     }
 
     /// Refuses a vector of another length than a buffer's rows.
@@ -123,6 +173,17 @@ fn elementwise(c: &mut Lowering<'_>, name: &'static str, args: Args, rows: usize
 pub(super) fn lower(c: &mut Lowering<'_>, command: &Command) -> Result {
     use Command as C;
     match *command {
+        C::PatchRows { bytes, rows, area, to, at } => {
+            let (levels, to) = (c.span(bytes), c.output(to));
+            let pixels = levels + 4 * 256 * CHANNELS as u64;
+            let args = Args::new().ptr(pixels).ptr(levels).ptr(to.ptr + 4 * (at * to.width) as u64);
+            c.launch(kernel("patch_rows"), [rows, 1, 1], BLOCK, args.size(area).size(to.width));
+        }
+        C::BetweenRows { table, bytes, rows, to, at } => {
+            let (table, between, to) = (c.vector(table).0, c.span(bytes), c.output(to));
+            let args = Args::new().ptr(table).ptr(between).ptr(to.ptr + 4 * (at * to.width) as u64);
+            c.launch(kernel("between_rows"), [rows, 1, 1], BLOCK, args.size(to.width));
+        }
         C::CopyValues { from, first, values, to, at } => {
             let (from, to) = (c.plane(from), c.output(to));
             let place = |ptr: u64, row: usize, width: usize| ptr + 4 * (row * width) as u64;

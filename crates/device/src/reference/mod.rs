@@ -21,8 +21,9 @@ mod vision;
 use quant::Matrix;
 
 use crate::{
-    Activation, AttentionShape, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn, ExpertsRef,
-    KvPool, KvShape, MatrixRef, Memory, Picks, Rotary, StatePool, Step, VectorRef, cpu::Isa,
+    Activation, AttentionShape, Between, Buffer, DeltaShape, DeltaState, Device, DeviceError, Draw, Drawn,
+    ExpertsRef, KvPool, KvShape, MatrixRef, Memory, Picks, Pixels, Rotary, StatePool, Step, VectorRef,
+    cpu::Isa,
 };
 use linear::Weights;
 use memory::{ActivationRows, Experts, KvPages, PickRows, RotaryTable, StatePlaces};
@@ -318,6 +319,14 @@ impl Device for Reference {
 
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
         draws.iter().map(|draw| draw::draw(memory::row(self, "draw", logits, draw.row)?, draw)).collect()
+    }
+
+    fn patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {
+        vision::patch_rows(self, pixels, to, at)
+    }
+
+    fn between_rows(&mut self, table: VectorRef, between: &[Between], to: Buffer, at: usize) -> Result {
+        vision::between_rows(self, table, between, to, at)
     }
 
     fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {

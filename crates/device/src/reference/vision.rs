@@ -7,7 +7,48 @@ use super::{
     parallel::{WORK_MIN, parallel},
     rows::decimal,
 };
-use crate::{Activation, AttentionShape, Buffer, KvPool, Rotary, VectorRef, step::check_keys};
+use crate::{
+    Activation, AttentionShape, Between, Buffer, CHANNELS, KvPool, Pixels, Rotary, VectorRef,
+    step::check_keys,
+};
+
+pub(super) fn patch_rows(device: &mut Reference, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {
+    let stage = "patch_rows";
+    let width = memory::width(device, stage, to)?;
+    let [rows, area] = pixels.layout(stage, width)?;
+    let target = memory::row_range(device, stage, to, at, rows * width)?;
+    let mut out = device.buffers[to.0 as usize].values[target].iter_mut();
+    for patch in pixels.bytes.chunks_exact(CHANNELS * area) {
+        for (bytes, levels) in patch.chunks_exact(area).zip(pixels.levels) {
+            let film = (0..pixels.frames).flat_map(|_| bytes);
+            film.zip(out.by_ref()).for_each(|(byte, value)| *value = f64::from(levels[usize::from(*byte)]));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn between_rows(
+    device: &mut Reference,
+    table: VectorRef,
+    between: &[Between],
+    to: Buffer,
+    at: usize,
+) -> Result {
+    let stage = "between_rows";
+    let width = memory::width(device, stage, to)?;
+    let len = device.vectors.get(table.0 as usize).map_or(0, Vec::len);
+    Between::check(stage, between, len, width)?;
+    let table = memory::vector(device, stage, table, len)?.to_vec();
+    let target = memory::row_range(device, stage, to, at, between.len() * width)?;
+    let rows = device.buffers[to.0 as usize].values[target].chunks_exact_mut(width);
+    for (row, place) in rows.zip(between) {
+        let corners = place.rows.map(|row| &table[row as usize * width..][..width]);
+        for (column, value) in row.iter_mut().enumerate() {
+            *value = Between::value(place.parts, corners.map(|row| row[column]));
+        }
+    }
+    Ok(())
+}
 
 pub(super) fn copy_values(
     device: &mut Reference,

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use device::host_math::rotary_table;
 use device::{
-    Activation, AttentionShape, Buffer, Device, KvForm, KvShape, MatrixRef, PAGE_TOKENS, Rotary, Row, Step,
-    VectorRef, Window,
+    Activation, AttentionShape, Between, Buffer, CHANNELS, Device, KvForm, KvShape, MatrixRef, PAGE_TOKENS,
+    Pixels, Rotary, Row, Step, VectorRef, Window,
 };
 use quant::{Dtype, Matrix};
 
@@ -36,6 +36,38 @@ fn rows_of_a_picture() {
             }
             device.add_bias(x, delta, rows, bias).unwrap();
             found.extend(read(device, x, rows * width));
+            found
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn patches_and_their_places() {
+    let mut pair = Pair::new();
+    let levels =
+        std::array::from_fn(|channel| std::array::from_fn(|byte| (channel * 256 + byte) as f32 / 255.0));
+    for (rows, side, frames) in [(1, 1, 1), (17, 3, 2), (300, 16, 2), (4100, 16, 2)] {
+        let (area, mut noise) = (side * side, Noise::new(rows as u64 + 40));
+        let width = CHANNELS * frames * area;
+        let bytes: Vec<u8> = (0..rows * CHANNELS * area).map(|at| ((at * 2654435761) >> 7) as u8).collect();
+        let table = noise.values(25 * width);
+        let places: Vec<Between> = (0..rows as u32)
+            .map(|at| Between {
+                rows: [at % 25, (at + 1) % 25, (at + 5) % 25, (at + 6) % 25],
+                parts: [f64::from(at % 7) / 6.0, f64::from(at % 11) / 10.0],
+            })
+            .collect();
+        pair.same(&format!("{rows} patches of {side} x {side}, {frames} frames"), |device| {
+            let table = device.vector(&table).unwrap();
+            let out = device.buffer(rows + 1, width).unwrap();
+            let pixels = Pixels { bytes: &bytes, levels: &levels, frames };
+            device.patch_rows(pixels, out, 1).unwrap();
+            assert!(device.patch_rows(pixels, out, 2).is_err(), "beyond the buffer");
+            let mut found = read(device, out, (rows + 1) * width);
+            device.between_rows(table, &places, out, 1).unwrap();
+            assert!(device.between_rows(table, &places, out, 2).is_err(), "beyond the buffer");
+            found.extend(read(device, out, (rows + 1) * width));
             found
         });
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::KvForm;
 use model::qwen3_5::{Qwen, Settings};
-use model::{DraftAsk, Draw, ImageRow, Logits, Model, Picture, Row, SlotId, SnapshotId, Window};
+use model::{DraftAsk, Draw, ImageRow, ImageSpec, Logits, Model, Picture, Row, SlotId, SnapshotId, Window};
 
 use crate::subjects::Result;
 
@@ -209,13 +209,7 @@ impl<'a> Tour<'a> {
     fn pictures(&mut self) -> Result {
         let Some(spec) = self.model.image_spec() else { return Ok(()) };
         for side in [spec.merge, 4 * spec.merge, 16 * spec.merge] {
-            let picture = Picture {
-                grid: [1, side, side],
-                patches: vec![0; side * side * 3 * spec.patch * spec.patch],
-                levels: Box::new([[0.0; 256]; 3]),
-                digest: [0; 32],
-            };
-            self.model.encode(&[Arc::new(picture)])?;
+            self.model.encode(&[Arc::new(picture(&spec, side))])?;
             let features = loop {
                 if let Some(features) = self.model.encode_next(usize::MAX)? {
                     break features;
@@ -229,6 +223,16 @@ impl<'a> Tour<'a> {
             self.lengths[0] += 3;
         }
         Ok(())
+    }
+}
+
+/// A picture of `side` x `side` patches.
+pub(crate) fn picture(spec: &ImageSpec, side: usize) -> Picture {
+    Picture {
+        grid: [1, side, side],
+        patches: vec![0; side * side * 3 * spec.patch * spec.patch],
+        levels: Box::new([[0.0; 256]; 3]),
+        digest: [0; 32],
     }
 }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use device::{Activation, Device, PAGE_TOKENS, Row, Step, Window};
+use device::{Activation, Between, CHANNELS, Device, PAGE_TOKENS, Pixels, Row, Step, Window};
 
 use super::network::Network;
 use super::qwen::Qwen;
@@ -18,12 +18,6 @@ use crate::{Features, ImageSpec, ModelError, Picture};
 
 /// `eps` of every LayerNorm of the tower.
 const EPS: f32 = 1e-6;
-/// Colour channels of a prepared picture.
-const CHANNELS: usize = 3;
-
-/// Patches whose values are prepared at a time: a few megabytes, which a card takes in one copy.
-const PREPARED: usize = 256;
-
 /// A pass over all patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
@@ -199,18 +193,16 @@ impl Encoding {
     }
 
     fn embed(&self, work: &mut Work<'_>, rows: &Range<usize>) -> Result<(), ModelError> {
-        let (s, v) = (&work.tower.scratch, work.vision);
-        let (mut values, mut positions) = (Vec::new(), Vec::new());
-        let mut all = self.parts(rows).flat_map(|(placed, own)| own.map(move |at| (&placed.picture, at)));
-        for first in (0..rows.len()).step_by(PREPARED) {
-            values.clear();
-            positions.clear();
-            for (picture, at) in all.by_ref().take(PREPARED) {
-                patch_row(v, picture, at, &mut values);
-                position_row(v, &work.weights.positions, picture.grid, at, &mut positions);
-            }
-            work.device.write(s.patches, first, &values)?;
-            work.device.write(s.chunk, first, &positions)?;
+        let (s, v, mut at) = (&work.tower.scratch, work.vision, 0);
+        for (placed, own) in self.parts(rows) {
+            let (picture, count) = (&placed.picture, own.len());
+            let bytes = CHANNELS * v.patch * v.patch;
+            let bytes = &picture.patches[own.start * bytes..own.end * bytes];
+            let pixels = Pixels { bytes, levels: &picture.levels, frames: v.frames };
+            work.device.patch_rows(pixels, s.patches, at)?;
+            let places: Vec<_> = own.map(|patch| position(v, picture.grid, patch)).collect();
+            work.device.between_rows(work.weights.positions, &places, s.chunk, at)?;
+            at += count;
         }
         work.device.linear(s.patches, rows.len(), &[(work.weights.patch.weight, s.update)])?;
         work.device.add_bias(s.chunk, s.update, rows.len(), work.weights.patch.bias)?;
@@ -302,38 +294,18 @@ fn place_of(at: usize, columns: usize, merge: usize) -> [usize; 2] {
     [block / across * merge + inside / merge, block % across * merge + inside % merge]
 }
 
-/// Appends the values of patch `at`: channel, frame, row, column.
-fn patch_row(vision: &VisionConfig, picture: &Picture, at: usize, out: &mut Vec<f64>) {
-    let area = vision.patch * vision.patch;
-    let bytes = &picture.patches[at * CHANNELS * area..][..CHANNELS * area];
-    for (plane, levels) in bytes.chunks_exact(area).zip(picture.levels.iter()) {
-        let first = out.len();
-        out.extend(plane.iter().map(|level| f64::from(levels[usize::from(*level)])));
-        // A picture is a film that stands still.
-        for _ in 1..vision.frames {
-            out.extend_from_within(first..first + area);
-        }
-    }
-}
-
-/// Appends the position embedding of patch `at`: the table read bilinearly, its corners on the picture's
-/// corners (`docs/model.md` section 9, step 3), in f64.
-fn position_row(vision: &VisionConfig, table: &[f32], grid: [usize; 3], at: usize, out: &mut Vec<f64>) {
-    let (side, width) = (vision.table_side, vision.hidden);
+/// Where patch `at` lies in the position table, whose corners lie on the picture's (`docs/model.md` section 9,
+/// step 3).
+fn position(vision: &VisionConfig, grid: [usize; 3], at: usize) -> Between {
+    let side = vision.table_side;
     let taps = |index: usize, length: usize| {
         let source = (index * (side - 1)) as f64 / (length - 1).max(1) as f64;
         let low = source as usize;
         (low, (low + 1).min(side - 1), source - low as f64)
     };
     let [row, column] = place_of(at, grid[2], vision.merge);
-    let ((r0, r1, fr), (c0, c1, fc)) = (taps(row, grid[1]), taps(column, grid[2]));
-    let entry = |row: usize, column: usize| &table[(row * side + column) * width..][..width];
-    // Slices side by side, which vectorizes: there are thousands of rows.
-    let top = entry(r0, c0).iter().zip(entry(r0, c1));
-    let bottom = entry(r1, c0).iter().zip(entry(r1, c1));
-    let between = |a: &f32, b: &f32, part: f64| f64::from(*a) * (1.0 - part) + f64::from(*b) * part;
-    out.extend(top.zip(bottom).map(|((a, b), (c, d))| {
-        let (top, bottom) = (between(a, b, fc), between(c, d, fc));
-        top * (1.0 - fr) + bottom * fr
-    }));
+    let ((top, bottom, down), (left, right, part)) = (taps(row, grid[1]), taps(column, grid[2]));
+    let corner = |row: usize, column: usize| (row * side + column) as u32;
+    let rows = [corner(top, left), corner(top, right), corner(bottom, left), corner(bottom, right)];
+    Between { rows, parts: [down, part] }
 }

@@ -56,8 +56,8 @@ pub(super) struct Block {
 pub(super) struct TowerWeights {
     /// `[W, patch values]`.
     pub(super) patch: Linear,
-    /// The position table `[side, side, W]`, on the host: rows are interpolated for every picture.
-    pub(super) positions: Vec<f32>,
+    /// The position table `[side, side, W]`.
+    pub(super) positions: VectorRef,
     pub(super) blocks: Vec<Block>,
     /// The merger's norm.
     pub(super) norm: Norm,
@@ -72,9 +72,7 @@ impl TowerWeights {
         let (w, inner) = (v.hidden, v.intermediate);
         let name = |rest: &str| format!("{VISION}{rest}");
         let patch = loader.biased(&name("patch_embed.proj"), w, v.patch_values())?;
-        let table = name("pos_embed.weight");
-        let positions = loader.source.vector(&table, &[v.table_side * v.table_side, w])?;
-        loader.advance(positions.len());
+        let positions = loader.vector(&name("pos_embed.weight"), &[v.table_side * v.table_side, w], |x| x)?;
         let mut blocks = Vec::with_capacity(v.depth);
         for at in 0..v.depth {
             let name = |rest: &str| format!("{VISION}blocks.{at}.{rest}");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::{Activation, AttentionShape, KvForm, KvShape, PAGE_TOKENS};
+use crate::{Activation, AttentionShape, Between, CHANNELS, KvForm, KvShape, PAGE_TOKENS, Pixels};
 
 const ROWS: usize = 70;
 const EPS: f32 = 1e-6;
@@ -47,6 +47,66 @@ fn rows_are_pure_and_close() {
         }
         let mild = Noise::new(2).values(ROWS * width);
         close_to_reference("rows", 1e-6, |device| row_stages(device, &mild, width, ROWS));
+    }
+}
+
+/// Levels of three channels, all different.
+fn levels() -> [[f32; 256]; CHANNELS] {
+    std::array::from_fn(|channel| std::array::from_fn(|byte| (256 * channel + byte) as f32 / 300.0 - 1.0))
+}
+
+#[test]
+fn pixels_become_rows_of_frames() {
+    const AREA: usize = 5;
+    let (levels, bytes) = (levels(), (0..21 * CHANNELS * AREA).map(|at| (at * 37) as u8).collect::<Vec<_>>());
+    for frames in [1, 2, 3] {
+        let width = CHANNELS * frames * AREA;
+        let script = |device: &mut dyn Device| {
+            let out = filled(device, width, &vec![0.0; 23 * width]);
+            let pixels = Pixels { bytes: &bytes, levels: &levels, frames };
+            device.patch_rows(pixels, out, 1).expect("runs");
+            assert!(device.patch_rows(pixels, out, 3).is_err(), "beyond the buffer");
+            let part = Pixels { bytes: &bytes[1..], levels: &levels, frames };
+            assert!(device.patch_rows(part, out, 0).is_err(), "part of a patch");
+            read(device, out, 23 * width)
+        };
+        let found = same_everywhere("pixels", script);
+        close_to_reference("pixels", 0.0, script);
+        assert!(found[..width].iter().chain(&found[22 * width..]).all(|value| *value == 0.0));
+        for (at, value) in found[width..22 * width].iter().enumerate() {
+            let (patch, channel, pixel) = (at / width, at % width / (frames * AREA), at % AREA);
+            let byte = bytes[(patch * CHANNELS + channel) * AREA + pixel];
+            assert_eq!(*value, levels[channel][usize::from(byte)], "{at} of {frames} frames");
+        }
+    }
+}
+
+#[test]
+fn rows_between_rows_of_a_table() {
+    for width in [1, 7, 72, 1152] {
+        let table = Noise::new(12).values(9 * width);
+        let mut places = vec![
+            Between { rows: [4; 4], parts: [0.0, 0.0] },
+            Between { rows: [0, 1, 3, 4], parts: [1.0, 0.0] },
+        ];
+        places.extend((0..40).map(|at| {
+            let parts = [at as f64 / 39.0, (at * 7 % 40) as f64 / 39.0];
+            Between { rows: [at % 9, (at + 1) % 9, (at + 3) % 9, (at + 4) % 9], parts }
+        }));
+        let script = |device: &mut dyn Device| {
+            let vector = device.vector(&table).expect("fits");
+            let out = filled(device, width, &vec![0.0; 44 * width]);
+            device.between_rows(vector, &places, out, 2).expect("runs");
+            assert!(device.between_rows(vector, &places, out, 3).is_err(), "beyond the buffer");
+            let outside = Between { rows: [0, 0, 9, 0], parts: [0.0, 0.0] };
+            assert!(device.between_rows(vector, &[outside], out, 0).is_err(), "beyond the table");
+            read(device, out, 44 * width)
+        };
+        let found = same_everywhere("between", script);
+        close_to_reference("between", 1e-7, script);
+        let row = |n: usize| table[n * width..(n + 1) * width].iter().map(|x| *x as f32).collect::<Vec<_>>();
+        assert_eq!(found[2 * width..3 * width], row(4), "a row itself");
+        assert_eq!(found[3 * width..4 * width], row(3), "all the way down");
     }
 }
 
