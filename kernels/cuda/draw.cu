@@ -475,10 +475,10 @@ SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, Hi
 }
 
 // Results: [token, state (0 drawn, 1 a logit is not finite), log-probability, count, then id and log-probability of
-// each of the best], `stride` words a draw.
+// each of the best], `stride` words a draw. `tokens`: the token of every draw, 0 where there is none.
 extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* logits, uint width, const Draw* draws,
                                                                   const uint* masks, Scratch s, uint* results,
-                                                                  uint stride) {
+                                                                  uint stride, uint* tokens) {
     extern __shared__ ulong list[];
     __shared__ Histogram histogram;
     __shared__ ulong parts[32];
@@ -502,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* lo
     token = block_max_key(token, parts);
     float raw_max = whole_max(raw_maxima, s.chunks, parts);
     if (magnitude >= 0x7f800000u) {
-        if (threadIdx.x == 0) out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0;
+        if (threadIdx.x == 0) out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0, tokens[blockIdx.x] = 0;
         return;
     }
     if (d.temperature != 0.0f && cuts(d)) token = choose(d, s, list, &used, histogram, parts);
@@ -516,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* lo
     }
     float total = log_exact(__ull2float_rn(sum) * (1.0f / 1099511627776.0f));
     if (threadIdx.x == 0) {
-        out[0] = id;
+        out[0] = tokens[blockIdx.x] = id;
         out[1] = 0;
         out[2] = BITS(id < d.length ? (row[id] - raw_max) - total : CLARY_NAN);
         out[3] = 0;

@@ -1,5 +1,5 @@
-// embed: out[row] = table[token of the step's row], docs/arithmetic.md, embedding. Reads the packed layout of
-// linear.cuh. Grid: rows; rows without a token are left.
+// embed: out[row] = table[token of the step's row], docs/arithmetic.md, embedding; or that of a draw, where the
+// rows have draws. Reads the packed layout of linear.cuh. Grid: rows; rows without a token are left.
 #include "linear.cuh"
 #include "step.cuh"
 
@@ -35,11 +35,12 @@ SHARED float embed_value(const Packed& table, uint output, uint col, uint cols) 
     return scale * (float)((int)code - (1 << (S::BITS - 1)));
 }
 
-extern "C" __global__ void embed(Packed table, float* out, uint cols, uint outputs, StepTables step) {
+extern "C" __global__ void embed(Packed table, float* out, uint cols, uint outputs, StepTables step,
+                                 const uint* drawn, const uint* draws) {
     wait_for_launches_before();
     start_next_launch();
     uint row = blockIdx.x;
-    int token = step.rows[row].token;
+    int token = draws ? (int)drawn[draws[row]] : step.rows[row].token;
     if (token < 0 || (uint)token >= outputs) return;
     for (uint col = threadIdx.x; col < cols; col += blockDim.x) {
         float value;

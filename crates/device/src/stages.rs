@@ -256,6 +256,25 @@ pub trait Device: Send {
     /// Draws tokens from rows of logits.
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>>;
 
+    // Draws whose tokens the next steps take before the host has seen them.
+
+    /// Are there [`Self::draw_later`], [`Self::drawn`] and [`Self::embed_drawn`]?
+    fn draws_later(&self) -> bool {
+        false
+    }
+    /// [`Self::draw`] whose answer waits for [`Self::drawn`]; [`Self::draw`] forgets what waits.
+    fn draw_later(&mut self, _logits: Buffer, _draws: &[Draw]) -> Result {
+        no_later_draws("draw_later")
+    }
+    /// The answers that wait, in order. Waits for the queue.
+    fn drawn(&mut self) -> Result<Vec<Drawn>> {
+        no_later_draws("drawn")
+    }
+    /// `out[i] = table[token of draw from[i]]` of the last [`Self::draw_later`]; token 0 where a draw gave none.
+    fn embed_drawn(&mut self, _table: MatrixRef, _from: &[usize], _out: Buffer) -> Result {
+        no_later_draws("embed_drawn")
+    }
+
     // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
 
     /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's `frames` times.
@@ -318,6 +337,11 @@ pub trait Device: Send {
     ) -> Result {
         no_pictures("full_attention")
     }
+}
+
+/// The answer of a device that answers draws at once.
+fn no_later_draws<T>(stage: &'static str) -> Result<T> {
+    Err(DeviceError::Failed { stage, message: "this device answers draws at once: ask draws_later".into() })
 }
 
 /// The answer of a device that lacks a stage of the vision tower.

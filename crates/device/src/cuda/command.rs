@@ -40,6 +40,13 @@ pub(super) enum Command {
         table: MatrixRef,
         out: Buffer,
     },
+    /// Words: a draw of the last ones for each row of `out`.
+    EmbedDrawn {
+        table: MatrixRef,
+        rows: usize,
+        draws: Span,
+        out: Buffer,
+    },
     Norm {
         x: Buffer,
         rows: usize,

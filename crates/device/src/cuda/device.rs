@@ -495,8 +495,33 @@ impl Device for Cuda {
     }
 
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
+        self.forget_draws();
+        self.draw_later(logits, draws)?;
+        self.drawn()
+    }
+
+    fn draws_later(&self) -> bool {
+        true
+    }
+
+    fn draw_later(&mut self, logits: Buffer, draws: &[Draw]) -> Result {
         self.flush()?;
-        self.draw_rows(logits, draws)
+        self.queue_draws(logits, draws)
+    }
+
+    fn drawn(&mut self) -> Result<Vec<Drawn>> {
+        self.take_drawn()
+    }
+
+    fn embed_drawn(&mut self, table: MatrixRef, from: &[usize], out: Buffer) -> Result {
+        self.check_rows("embed_drawn", from.len(), &[out])?;
+        let held = self.drawn_count();
+        if let Some(draw) = from.iter().find(|&&draw| draw >= held) {
+            return failed("embed_drawn", format!("draw {draw} of {held}"));
+        }
+        let words: Vec<u32> = from.iter().map(|&draw| draw as u32).collect();
+        let draws = self.words(&words)?;
+        self.record(Command::EmbedDrawn { table, rows: from.len(), draws, out })
     }
 
     fn patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {

@@ -27,7 +27,21 @@ pub(super) struct Draws {
     params: Option<DeviceMemory>,
     scratch: Option<DeviceMemory>,
     results: Option<DeviceMemory>,
-    host: Option<Pinned>,
+    /// Batches whose results were not asked for yet.
+    waiting: Vec<Batch>,
+    /// Pinned memory that no batch has.
+    hosts: Vec<Pinned>,
+    /// Draws of the last call.
+    last: usize,
+}
+
+/// Draws whose results come into pinned memory.
+struct Batch {
+    host: Pinned,
+    /// Words of a draw's result.
+    stride: usize,
+    /// Per draw: its vocabulary, and whether mask or vocabulary leave no token.
+    draws: Vec<(u32, bool)>,
 }
 
 /// At least `bytes` of memory in the slot.
@@ -98,8 +112,8 @@ fn scratch_words(base: u64, draws: usize, blocks: usize) -> (usize, [u64; 8]) {
 }
 
 impl Cuda {
-    /// [`crate::Device::draw`] after a flush.
-    pub(super) fn draw_rows(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
+    /// [`crate::Device::draw_later`] after a flush.
+    pub(super) fn queue_draws(&mut self, logits: Buffer, draws: &[Draw]) -> Result {
         let rows = self.tables.planes[logits.0 as usize].rows_max;
         let failed = |message: String| Err(DeviceError::Failed { stage: "draw", message });
         if let Some(draw) = draws.iter().find(|draw| draw.row >= rows) {
@@ -108,14 +122,37 @@ impl Cuda {
         if let Some(draw) = draws.iter().find(|draw| draw.top_logprobs > TOP_MAX) {
             return failed(format!("{} best tokens asked for, at most {TOP_MAX}", draw.top_logprobs));
         }
-        let mut drawn = Vec::with_capacity(draws.len());
-        for batch in draws.chunks(DRAWS_MAX) {
-            self.draw_batch(logits, batch, &mut drawn)?;
+        let tokens = self.tokens(draws.len().max(rows))?;
+        self.draws.last = draws.len();
+        for (at, batch) in draws.chunks(DRAWS_MAX).enumerate() {
+            self.queue_batch(logits, batch, tokens + (4 * DRAWS_MAX * at) as u64)?;
         }
-        Ok(drawn)
+        Ok(())
     }
 
-    fn draw_batch(&mut self, logits: Buffer, draws: &[Draw], drawn: &mut Vec<Drawn>) -> Result {
+    /// Room for the tokens of so many draws. Where it moves, no recorded list names it any more.
+    fn tokens(&mut self, draws: usize) -> Result<u64> {
+        if let Some(held) = self.tables.drawn.as_ref().filter(|held| held.bytes() >= 4 * draws) {
+            return Ok(held.ptr());
+        }
+        self.driver.synchronize()?;
+        self.lists.clear();
+        let made = DeviceMemory::zeros(&self.driver, "draw", 4 * draws)?;
+        Ok(self.tables.drawn.insert(made).ptr())
+    }
+
+    /// Draws of the last call.
+    pub(super) fn drawn_count(&self) -> usize {
+        self.draws.last
+    }
+
+    /// Forgets results that wait.
+    pub(super) fn forget_draws(&mut self) {
+        let waiting = self.draws.waiting.drain(..).map(|batch| batch.host);
+        self.draws.hosts.extend(waiting);
+    }
+
+    fn queue_batch(&mut self, logits: Buffer, draws: &[Draw], tokens: u64) -> Result {
         let plane = &self.tables.planes[logits.0 as usize];
         let (width, values) = (plane.width, plane.values.ptr());
         let params = Params::of(draws, width);
@@ -138,7 +175,7 @@ impl Cuda {
             Launch { kernel, grid, block, shared, args }
         };
         let scores = of_rows().ptr(adjusts).ptr(masks).words(&scratch);
-        let choose = of_rows().ptr(masks).words(&scratch).ptr(results).size(stride);
+        let choose = of_rows().ptr(masks).words(&scratch).ptr(results).size(stride).ptr(tokens);
         let launches = [
             launch("draw_scores", grid, 256, 0, scores),
             launch("draw_weights", grid, 256, 0, of_rows().words(&scratch)),
@@ -147,35 +184,45 @@ impl Cuda {
         let prepared =
             launches.into_iter().map(|launch| self.kernels.prepare(launch)).collect::<Result<Vec<_>>>()?;
         driver.launch(&prepared, true)?;
-        let words = self.draw_results(results, stride * draws.len())?;
-        for ((draw, words), empty) in draws.iter().zip(words.chunks_exact(stride)).zip(params.empty) {
-            drawn.push(result(draw, words, empty)?);
-        }
+        let bytes = 4 * stride * draws.len();
+        let mut host = match self.draws.hosts.iter().position(|host| host.bytes().len() >= bytes) {
+            Some(at) => self.draws.hosts.swap_remove(at),
+            None => driver.pinned(bytes.next_power_of_two().max(4096))?,
+        };
+        driver.download_queued(results, &mut host, bytes)?;
+        let draws = draws.iter().map(|draw| draw.vocabulary).zip(params.empty).collect();
+        self.draws.waiting.push(Batch { host, stride, draws });
         Ok(())
     }
 
-    /// Waits for the results.
-    fn draw_results(&mut self, from: u64, words: usize) -> Result<Vec<u32>> {
-        let bytes = 4 * words;
-        let host = match self.draws.host.take() {
-            Some(host) if host.bytes().len() >= bytes => host,
-            _ => self.driver.pinned(bytes.next_power_of_two().max(4096))?,
-        };
-        let host = self.draws.host.insert(host);
-        self.driver.download_queued(from, host, bytes)?;
-        self.driver.synchronize()?;
-        let words = host.bytes()[..bytes].as_chunks::<4>().0;
-        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    /// [`crate::Device::drawn`].
+    pub(super) fn take_drawn(&mut self) -> Result<Vec<Drawn>> {
+        let waited = self.driver.synchronize();
+        let drawn = waited.and_then(|()| {
+            let batches = self.draws.waiting.iter().map(Batch::results);
+            batches.collect::<Result<Vec<_>>>().map(|drawn| drawn.concat())
+        });
+        self.forget_draws();
+        drawn
+    }
+}
+
+impl Batch {
+    fn results(&self) -> Result<Vec<Drawn>> {
+        let words = self.host.bytes()[..4 * self.stride * self.draws.len()].as_chunks::<4>().0;
+        let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let draws = self.draws.iter().zip(words.chunks_exact(self.stride));
+        draws.map(|(&(vocabulary, empty), words)| result(vocabulary, words, empty)).collect()
     }
 }
 
 /// One draw's words (kernels/cuda/draw.cu, results).
-fn result(draw: &Draw, words: &[u32], empty: bool) -> Result<Drawn> {
+fn result(vocabulary: u32, words: &[u32], empty: bool) -> Result<Drawn> {
     if words[1] != 0 {
         return Ok(Drawn { token: None, logprob: f32::NAN, top: Vec::new() });
     }
     if empty {
-        let message = format!("no token below {} may be drawn: the mask is empty", draw.vocabulary);
+        let message = format!("no token below {vocabulary} may be drawn: the mask is empty");
         return Err(DeviceError::Failed { stage: "draw", message });
     }
     let best = words[4..].as_chunks::<2>().0.iter().take(words[3] as usize);

@@ -9,7 +9,7 @@ use super::driver::{Driver, Result};
 use super::launch::{Args, Kernel, Launch};
 use super::linear_stream;
 use super::lower::{Lowering, PlaneRef};
-use super::memory::{Codes, DeviceMemory};
+use super::memory::{Codes, DeviceMemory, Span};
 use super::packing::{self, Kind, Place, SLICE, TILE};
 use super::warpgroup;
 use crate::{Buffer, MatrixRef};
@@ -509,10 +509,20 @@ fn decode(
 }
 
 /// Embedding rows of the step's tokens; rows without a token are left.
-pub(super) fn lower_embed(c: &mut Lowering<'_>, table: MatrixRef, out: Buffer) -> Result {
+pub(super) fn lower_embed(
+    c: &mut Lowering<'_>,
+    table: MatrixRef,
+    drawn: Option<(usize, Span)>,
+    out: Buffer,
+) -> Result {
+    let (rows, drawn) = match drawn {
+        Some((rows, draws)) => (rows, [c.drawn_tokens(), c.span(draws)]),
+        None => (c.shape().rows, [0; 2]),
+    };
     let (table, out, step) = (c.matrix(table), c.output(out), c.step());
     let kernel = kernel_of("embed.cu", "embed", &[table.kind]);
     let args = Args::new().words(&table.packed()).ptr(out.ptr).size(table.cols).size(table.rows).step(&step);
-    c.launch(kernel, [c.shape().rows, 1, 1], 256, args);
+    let args = drawn.into_iter().fold(args, Args::ptr);
+    c.launch(kernel, [rows, 1, 1], 256, args);
     Ok(())
 }

@@ -43,6 +43,8 @@ pub(super) struct Tables {
     pub(super) states: Vec<Arc<States>>,
     /// Whether grouped products are summed without matrix instructions.
     pub(super) plain_sums: bool,
+    /// Tokens of the last draws, where there were any.
+    pub(super) drawn: Option<DeviceMemory>,
     scratch: HashMap<&'static str, DeviceMemory>,
     /// Scratch that grew: recorded launches may still name the old addresses.
     outgrown: Vec<DeviceMemory>,
@@ -245,6 +247,11 @@ impl<'a> Lowering<'a> {
         (table.ids.ptr(), table.weights.ptr(), table.k)
     }
 
+    /// Address of the tokens of the last draws; embeddings of them are recorded after a draw.
+    pub(super) fn drawn_tokens(&self) -> u64 {
+        self.tables.drawn.as_ref().map_or(0, DeviceMemory::ptr)
+    }
+
     /// Address of a command's bytes.
     pub(super) fn span(&self, span: Span) -> u64 {
         span.address(self.base)
@@ -348,7 +355,10 @@ impl<'a> Lowering<'a> {
     fn one(&mut self, command: &Command) -> Result {
         use Command as C;
         match *command {
-            C::Embed { table, out } => linear::lower_embed(self, table, out),
+            C::Embed { table, out } => linear::lower_embed(self, table, None, out),
+            C::EmbedDrawn { table, rows, draws, out } => {
+                linear::lower_embed(self, table, Some((rows, draws)), out)
+            }
             C::Linear { x, rows, ref to } => linear::lower(self, x, rows, to),
             _ if command.of_pictures() => vision::lower(self, command),
             _ => self.of_sequences(command),

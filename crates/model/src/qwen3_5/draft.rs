@@ -1,7 +1,7 @@
 //! Drafts by the MTP layer: the pending row of every asking sequence first, then a chain on the layer's own
 //! results.
 
-use device::{Draw, Drawn, host_math};
+use device::{Buffer, Draw, Drawn, host_math};
 
 use super::mtp::{Hidden, MtpRow, MtpWindow, Next};
 use super::network::Probe;
@@ -37,6 +37,12 @@ impl Qwen {
         };
         let mut chains = self.chains(asks)?;
         self.first_pass(&chains)?;
+        // Where no doubt ends a chain early, its rows need not wait until the host has seen the tokens before.
+        if self.device.draws_later() && chains.iter().all(|chain| chain.ask.confidence <= 0.0) {
+            self.draft_ahead(&mut chains, drafted, probe)?;
+            chains.into_iter().for_each(|chain| drafts[chain.index] = chain.draft);
+            return Ok(drafts);
+        }
         for position in 0..CHAIN_MAX {
             if chains.is_empty() {
                 break;
@@ -50,7 +56,13 @@ impl Qwen {
             for (row, (mut chain, drawn)) in chains.into_iter().zip(drawn).enumerate() {
                 let accepted = chain.take(position, &drawn);
                 if accepted && position + 1 < chain.count {
-                    windows.push(chain.window(row, &self.sequences[chain.ask.slot.0 as usize]));
+                    let sequence = &self.sequences[chain.ask.slot.0 as usize];
+                    windows.push(chain.window(
+                        row,
+                        position + 1,
+                        Next::Token(chain.draft.tokens[position]),
+                        sequence,
+                    ));
                     grown.push(chain);
                 } else {
                     drafts[chain.index] = chain.draft;
@@ -61,6 +73,60 @@ impl Qwen {
             self.network.mtp_forward(&mut *self.device, &windows, drafted, &wanted)?;
         }
         Ok(drafts)
+    }
+
+    /// Chains after their first pass, to their full counts: the host sees the tokens at the end.
+    fn draft_ahead(
+        &mut self,
+        chains: &mut [Chain<'_>],
+        drafted: Buffer,
+        probe: &mut dyn Probe,
+    ) -> Result<(), ModelError> {
+        let queued = self.queue_ahead(chains, drafted, probe);
+        // Answers of a chain that failed on its way are not those of the next one.
+        let drawn = self.device.drawn();
+        let (places, drawn) = (queued?, drawn?);
+        let mut grows = vec![true; chains.len()];
+        for ((position, at), drawn) in places.into_iter().zip(&drawn) {
+            // What follows a draw that gave no token says nothing.
+            grows[at] = grows[at] && chains[at].take(position, drawn);
+        }
+        Ok(())
+    }
+
+    /// Every forward takes the tokens of the draws before it. Gives position and chain of each draw.
+    fn queue_ahead(
+        &mut self,
+        chains: &[Chain<'_>],
+        drafted: Buffer,
+        probe: &mut dyn Probe,
+    ) -> Result<Vec<(usize, usize)>, ModelError> {
+        let logits = self.network.scratch.logits;
+        let mut places = Vec::new();
+        let mut now: Vec<usize> = (0..chains.len()).collect();
+        for position in 0..CHAIN_MAX {
+            if now.is_empty() {
+                break;
+            }
+            probe.after_mtp(&mut *self.device, drafted, logits, now.len())?;
+            let draws: Vec<Draw> =
+                now.iter().enumerate().map(|(row, &at)| chains[at].draw(row, position)).collect();
+            self.device.draw_later(logits, &draws)?;
+            places.extend(now.iter().map(|&at| (position, at)));
+            let (mut windows, mut next) = (Vec::new(), Vec::new());
+            for (row, &at) in now.iter().enumerate() {
+                let chain = &chains[at];
+                if position + 1 < chain.count {
+                    let sequence = &self.sequences[chain.ask.slot.0 as usize];
+                    windows.push(chain.window(row, position + 1, Next::Drawn(row), sequence));
+                    next.push(at);
+                }
+            }
+            let wanted: Vec<usize> = (0..windows.len()).collect();
+            self.network.mtp_forward(&mut *self.device, &windows, drafted, &wanted)?;
+            now = next;
+        }
+        Ok(places)
     }
 
     /// The asks that can be answered.
@@ -125,7 +191,8 @@ impl Chain<'_> {
         Draw {
             row,
             position: self.ask.draw.position + position as u64,
-            top_logprobs: if first { self.ask.first_max as u32 } else { 0 },
+            // The best alone is what the draw gives anyway.
+            top_logprobs: if first && self.ask.first_max > 1 { self.ask.first_max as u32 } else { 0 },
             mask: if first { self.ask.draw.mask.clone() } else { None },
             ..self.ask.draw.clone()
         }
@@ -149,14 +216,12 @@ impl Chain<'_> {
         true
     }
 
-    /// The next row: the token just taken on the result of row `row`. Chained rows stand beyond the committed
-    /// ones and are written again from the model's own hidden states once their tokens are committed.
-    fn window(&self, row: usize, sequence: &Sequence) -> MtpWindow {
-        let taken = self.draft.tokens.len();
+    /// The next row after `taken` tokens: the last of them, `next`, on the result of row `row`. Chained rows stand beyond
+    /// the committed ones and are written again from the model's own hidden states once their tokens are committed.
+    fn window(&self, row: usize, taken: usize, next: Next, sequence: &Sequence) -> MtpWindow {
         let index = self.ask.start + taken - 1;
         let position = (index as i64 + self.ask.rope_delta).max(0) as u32;
-        let token = self.draft.tokens[taken - 1];
-        let row = MtpRow { next: Next::Token(token), hidden: Hidden::Given(row), position: [position; 3] };
+        let row = MtpRow { next, hidden: Hidden::Given(row), position: [position; 3] };
         sequence.mtp_window(index, vec![row], &self.ask.pages)
     }
 }

@@ -7,7 +7,7 @@
 
 use device::{Buffer, Device, Row, Step, Window};
 
-use super::network::{Network, Result};
+use super::network::{Network, Result, is_all};
 use super::scratch::MtpScratch;
 use super::weights::Mtp;
 use crate::ModelError;
@@ -19,6 +19,8 @@ pub(super) enum Next {
     Token(u32),
     /// An image row, as its embedding.
     Image(Vec<f64>),
+    /// What a draw of the last [`Device::draw_later`] gave. All rows of a forward have one, or none has.
+    Drawn(usize),
 }
 
 /// The hidden state of a row.
@@ -93,13 +95,19 @@ impl Network {
         }
         self.attend(device, &mtp.attention, rows)?;
         // Beyond the K/V, only the wanted rows are worth work. `q` is free again and as wide as the heads.
-        let (heads, count) = (s.attention.q, wanted.len());
-        device.gather(s.attention.attended, wanted, heads)?;
-        device.gather(s.x, wanted, scratch.residual)?;
+        let count = wanted.len();
+        let (heads, residual) = match is_all(wanted, rows) {
+            true => (s.attention.attended, s.x),
+            false => {
+                device.gather(s.attention.attended, wanted, s.attention.q)?;
+                device.gather(s.x, wanted, scratch.residual)?;
+                (s.attention.q, scratch.residual)
+            }
+        };
         device.linear(heads, count, &[(mtp.attention.o, s.update)])?;
-        device.add_norm(scratch.residual, s.update, count, mtp.post_norm, eps, s.normed)?;
+        device.add_norm(residual, s.update, count, mtp.post_norm, eps, s.normed)?;
         self.moe(device, &mtp.moe, count)?;
-        device.add_norm(scratch.residual, s.update, count, mtp.norm, eps, scratch.drafted)?;
+        device.add_norm(residual, s.update, count, mtp.norm, eps, scratch.drafted)?;
         device.linear(scratch.drafted, count, &[(mtp.head, s.logits)])?;
         Ok(())
     }
@@ -115,7 +123,12 @@ impl Network {
     ) -> Result {
         let rows: Vec<&MtpRow> = windows.iter().flat_map(|window| &window.rows).collect();
         let (s, eps, count) = (&self.scratch, self.config.eps, rows.len());
-        device.embed(mtp.table, scratch.embedding)?;
+        let draw = |row: &&MtpRow| if let Next::Drawn(draw) = row.next { Some(draw) } else { None };
+        let drawn: Vec<usize> = rows.iter().filter_map(draw).collect();
+        match drawn.is_empty() {
+            true => device.embed(mtp.table, scratch.embedding)?,
+            false => device.embed_drawn(mtp.table, &drawn, scratch.embedding)?,
+        }
         let (mut kept, mut given) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
         for (at, row) in rows.iter().enumerate() {
             if let Next::Image(values) = &row.next {
@@ -148,7 +161,7 @@ fn step(windows: &[MtpWindow]) -> std::result::Result<Step, ModelError> {
         rows.extend(window.rows.iter().map(|row| Row {
             token: match row.next {
                 Next::Token(id) => Some(id),
-                Next::Image(_) => None,
+                Next::Image(_) | Next::Drawn(_) => None,
             },
             position: row.position,
         }));

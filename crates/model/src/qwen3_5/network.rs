@@ -58,6 +58,11 @@ pub struct Unprobed;
 
 impl Probe for Unprobed {}
 
+/// Are these all `rows` rows in order, so that nobody need gather them?
+pub(super) fn is_all(of: &[usize], rows: usize) -> bool {
+    of.len() == rows && of.iter().enumerate().all(|(at, &row)| at == row)
+}
+
 /// K/V and state pools of all layers.
 #[derive(Debug)]
 pub(super) struct Pools {
@@ -157,8 +162,14 @@ impl Network {
         }
         probe.after_norm(device, s.hidden, rows)?;
         if !scored.is_empty() {
-            device.gather(s.hidden, scored, s.scored)?;
-            device.linear(s.scored, scored.len(), &[(weights.head, s.logits)])?;
+            let scored_rows = match is_all(scored, rows) {
+                true => s.hidden,
+                false => {
+                    device.gather(s.hidden, scored, s.scored)?;
+                    s.scored
+                }
+            };
+            device.linear(scored_rows, scored.len(), &[(weights.head, s.logits)])?;
             probe.after_head(device, s.logits, scored.len())?;
         }
         Ok(())
