@@ -1,10 +1,11 @@
 //! Draws: every cut, penalties, masks, log-probabilities, faults.
 
-use device::{Adjust, Device, Draw, Drawn};
+use device::{Adjust, Device, Draw, Drawn, Row, Step};
 
-use crate::{Kind, Noise, Pair, filled};
+use crate::matrices::{MLX, Random, grouped};
+use crate::{Kind, Noise, Pair, assert_bits, filled, read, window};
 
-fn plain(row: usize, vocabulary: u32) -> Draw {
+pub(crate) fn plain(row: usize, vocabulary: u32) -> Draw {
     Draw { seed: 5, ..Draw::greedy(row, 9, vocabulary) }
 }
 
@@ -121,4 +122,42 @@ fn time_of_a_draw() {
         }
         println!("draw {name}: {:.1} us with waiting", best * 1e6);
     }
+}
+
+/// Answers that wait are those of draws at once; embeddings of draws are those of their tokens, token 0 where a
+/// draw gave none.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn draws_answered_later_are_the_same() {
+    let mut device = crate::cuda();
+    let (width, cols) = (300, 256);
+    let mut noise = Noise::new(8);
+    let logits = Kind::Faulty.values(&mut noise, 5, width);
+    let logits = filled(&mut device, width, &logits);
+    let table = device.matrix(&grouped(&mut Random(6), width, cols, MLX)).unwrap();
+    let first: Vec<Draw> = (0..5).map(|row| any(&mut noise, row, width)).collect();
+    let second: Vec<Draw> = (0..3).map(|row| any(&mut noise, row, width)).collect();
+    let [first_drawn, second_drawn] = [&first, &second].map(|draws| device.draw(logits, draws).unwrap());
+    assert!(first_drawn[1].token.is_none() && first_drawn[0].token.is_some(), "a fault among them");
+    let of = [3, 1, 0, 0];
+    let [later, at_once] = [(); 2].map(|()| device.buffer(4, cols).unwrap());
+    for _ in 0..3 {
+        device.draw_later(logits, &first).unwrap();
+        device.embed_drawn(table, &of, later).unwrap();
+        device.draw_later(logits, &second).unwrap();
+        let drawn = device.drawn().unwrap();
+        assert_bits(&flat(&drawn), &flat(&[first_drawn.clone(), second_drawn.clone()].concat()), "draws");
+        let rows = of.map(|at| Row { token: Some(first_drawn[at].token.unwrap_or(0)), position: [0; 3] });
+        let tokens = Step::new(rows.to_vec(), vec![window(0, 0, 4, 0, 0, true)]).unwrap();
+        device.begin(&tokens).unwrap();
+        device.embed(table, at_once).unwrap();
+        let [later, at_once] = [later, at_once].map(|buffer| read(&mut device, buffer, 4 * cols));
+        assert_bits(&later, &at_once, "embeddings");
+    }
+    // What waits is forgotten by a draw at once.
+    device.draw_later(logits, &second).unwrap();
+    assert_eq!(device.draw(logits, &first).unwrap().len(), first.len());
+    assert!(device.drawn().unwrap().is_empty());
+    let error = device.embed_drawn(table, &[5], later).err().unwrap().to_string();
+    assert!(error.contains("draw 5 of 5"), "{error}");
 }

@@ -1,11 +1,11 @@
 //! Stages of whole layers in one list: what the device lowers together equals the stages one by one, in every buffer
 //! they leave behind.
 
-use device::{Buffer, DeltaShape, Device, ExpertsRef, MatrixRef, Picks, VectorRef};
+use device::{Buffer, Device, ExpertsRef, MatrixRef, Picks, VectorRef};
 use quant::{Dtype, Matrix, Scheme, Zero};
 
-use crate::matrices::{MLX, Random, dense, grouped, large};
-use crate::{Kind, Noise, Pair, read, step, time, window};
+use crate::matrices::{Random, dense, grouped};
+use crate::{Kind, Noise, Pair, read};
 
 /// A mixture of experts: matrices as the host has them.
 struct Mixture {
@@ -69,7 +69,7 @@ impl Mixture {
 
 /// From the residual and an update of it through the mixture to the next norm. `planes`: residual, update, normed,
 /// router, gate, up, scalar gate, inner, shared.
-fn queue(
+pub(crate) fn queue(
     device: &mut dyn Device,
     planes: &[Buffer; 9],
     routed: Buffer,
@@ -120,68 +120,5 @@ fn mixtures_equal_the_cpu() {
     for (rows, kind) in [(1, Kind::Random), (3, Kind::Random), (40, Kind::Random)] {
         Mixture::new([70, 9, 128, 64], four, 41).check(&mut pair, rows, kind);
         Mixture::new([6, 2, 128, 64], eight, 42).check(&mut pair, rows, kind);
-    }
-}
-
-/// Delta-net layers of the family in one list, 4 bits: what a layer takes of a decode step.
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn time_of_layers() {
-    let device = &mut crate::cuda();
-    let (width, inner, experts, k, most) = (2048, 512, 256, 8, 32);
-    let shape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_taps: 4 };
-    let (channels, values) = (shape.channels(), 4096);
-    let mut noise = Noise::new(31);
-    let mut vector = |n: usize| noise.values(n).iter().map(|x| x.abs() + 0.1).collect::<Vec<f64>>();
-    let widths = [
-        width, width, width, channels, values, 32, 32, channels, values, experts, inner, inner, 1, inner,
-        width,
-    ];
-    let [x, update, normed, qkv, z, a, b, mixed, out, router, gate, up, scalar, hidden, shared] =
-        widths.map(|width| device.buffer(most, width).unwrap());
-    let routed = device.buffer(most * k, width).unwrap();
-    let picks = device.picks(most, k).unwrap();
-    device.write(x, 0, &Noise::new(3).values(most * width)).unwrap();
-    let layers: Vec<_> = (0..3)
-        .map(|layer| {
-            let of = |device: &mut device::cuda::Cuda, rows, cols| {
-                device.matrix(&large(rows, cols, MLX, layer)).unwrap()
-            };
-            let mixer = [(channels, width), (values, width), (32, width), (32, width), (width, values)]
-                .map(|(rows, cols)| of(device, rows, cols));
-            let router = device.matrix(&dense(&mut Random(layer + 9), experts, width, Dtype::Bf16)).unwrap();
-            let others = [(inner, width), (inner, width), (1, width), (width, inner)]
-                .map(|(rows, cols)| of(device, rows, cols));
-            let one = vec![large(inner, width, MLX, layer); experts];
-            let down = vec![large(width, inner, MLX, layer); experts];
-            let packed = device.experts(&one, &one, &down).unwrap();
-            let pool = device.state_pool(shape, most).unwrap();
-            let [taps, decay, dt_bias, head, norm] =
-                [4 * channels, 32, 32, 128, width].map(|n| device.vector(&vector(n)).unwrap());
-            (mixer, router, others, packed, pool, [taps, decay, dt_bias, head, norm])
-        })
-        .collect();
-    for (windows, rows) in [(1, 1), (1, 4), (4, 1), (8, 1), (32, 1)] {
-        let list = (0..windows).map(|at| window(at as u32, at * rows, rows, 0, 0, rows == 1)).collect();
-        let (of, rows) = (step(list), windows * rows);
-        let repeats = 10;
-        let seconds = time(device, x, 3, |device| {
-            device.begin(&of).unwrap();
-            for _ in 0..repeats {
-                for (mixer, into, others, packed, pool, [taps, decay, dt_bias, head, norm]) in &layers {
-                    let to = [(mixer[0], qkv), (mixer[1], z), (mixer[2], a), (mixer[3], b)];
-                    device.linear(normed, rows, &to).unwrap();
-                    device.conv(qkv, *taps, *pool, mixed).unwrap();
-                    device.delta_rule(mixed, a, b, *decay, *dt_bias, *pool, out).unwrap();
-                    device.gated_norm(out, z, rows, *head, 1e-6).unwrap();
-                    device.linear(out, rows, &[(mixer[4], update)]).unwrap();
-                    let planes = [x, update, normed, router, gate, up, scalar, hidden, shared];
-                    let matrices = [*into, others[0], others[1], others[2], others[3]];
-                    queue(device, &planes, routed, rows, (*norm, *packed, &matrices, picks));
-                }
-            }
-        });
-        let layer = seconds * 1e6 / (repeats * layers.len()) as f64;
-        println!("layer of {windows} windows, {rows} rows: {layer:.1} us");
     }
 }

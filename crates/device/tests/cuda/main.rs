@@ -13,6 +13,7 @@ mod layers;
 mod matrices;
 mod rows;
 mod sanitized;
+mod steps;
 mod streamed;
 mod vision;
 
