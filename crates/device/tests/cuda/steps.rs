@@ -46,6 +46,8 @@ struct Network {
     picks: Picks,
     routed: Buffer,
     logits: Buffer,
+    /// What the residual begins with.
+    start: Buffer,
     /// Residual, update, normed, router, gate, up, scalar gate, inner, shared.
     planes: [Buffer; 9],
     /// qkv, z, a, b, mixed, out.
@@ -110,8 +112,10 @@ impl Network {
         let buffers = |device: &mut Cuda, width| device.buffer(ROWS_MAX, width).unwrap();
         let planes =
             [WIDTH, WIDTH, WIDTH, EXPERTS, INNER, INNER, 1, INNER, WIDTH].map(|n| buffers(device, n));
-        device.write(planes[0], 0, &Noise::new(3).values(ROWS_MAX * WIDTH)).unwrap();
-        device.write(planes[1], 0, &Noise::new(4).values(ROWS_MAX * WIDTH)).unwrap();
+        // So far apart that layers leave rows different, and their experts with them.
+        let values: Vec<f64> = Noise::new(3).values(ROWS_MAX * WIDTH).iter().map(|x| 100.0 * x).collect();
+        let start = buffers(device, WIDTH);
+        device.write(start, 0, &values).unwrap();
         let (cos, sin) = (vec![1.0; 32 * 256], vec![0.0; 32 * 256]);
         Self {
             layers: (0..=DELTA_LAYERS).map(|number| Layer::new(device, number)).collect(),
@@ -120,6 +124,7 @@ impl Network {
             picks: device.picks(ROWS_MAX, PICKS).unwrap(),
             routed: device.buffer(ROWS_MAX * PICKS, WIDTH).unwrap(),
             logits: buffers(device, VOCABULARY),
+            start,
             planes,
             delta: [DELTA.channels(), 4096, 32, 32, DELTA.channels(), 4096].map(|n| buffers(device, n)),
             attention: [8192, 512, 512, 4096, 4096].map(|n| buffers(device, n)),
@@ -129,7 +134,9 @@ impl Network {
     fn step(&self, device: &mut dyn Device, of: &Step) {
         let rows = of.rows().len();
         let [x, update, normed, ..] = self.planes;
+        let all: Vec<usize> = (0..rows).collect();
         device.begin(of).unwrap();
+        device.copy_rows(self.start, &all, x, &all).unwrap();
         device.norm(x, rows, self.layers[0].norm, 1e-6, normed).unwrap();
         for layer in (0..TURNS).flat_map(|_| &self.layers) {
             match &layer.mixer {
