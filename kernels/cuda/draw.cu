@@ -38,13 +38,15 @@ struct Draw {
 
 // Scratch of one draw; `chunks` is a multiple of IDS / CHUNK.
 struct Scratch {
-    float* z;            // [draws, chunks * CHUNK]
+    float* z;            // [draws, chunks * CHUNK]; not written for greedy draws
     float* z_maxima;     // [draws, chunks], NaN left out
     float* raw_maxima;   // [draws, chunks]
     uint* raw_magnitude; // [draws, blocks]: largest |logit| as bits
     ulong* raw_weights;  // [draws, blocks]
     ulong* z_weights;    // [draws, blocks]
     ulong* best;         // [draws, blocks]: best key of what is drawn from when nothing is cut
+    float* raw_tops;     // [draws, blocks]: largest of the blocks' maxima
+    float* z_tops;
     uint chunks;
     uint blocks;
 };
@@ -152,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logit
     float* z = s.z + (ulong)blockIdx.y * s.chunks * CHUNK;
     uint magnitude = 0;
     ulong best = 0;
+    float raw_top = -CLARY_INFINITY, z_top = -CLARY_INFINITY;
     // A warp takes chunks of 64 ids: two a lane, next to each other. All are asked for at once.
     float raws[IDS / 512][2];
 #pragma unroll
@@ -177,11 +180,13 @@ extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logit
                 if (d.temperature != 0.0f) x = DIVIDE(x, d.temperature);
                 best = max(best, pick_key(x, i));
             }
-            z[i] = x;
+            if (d.temperature != 0.0f) z[i] = x;
             z_max = x > z_max ? x : z_max;
         }
         raw_max = warp_max(raw_max);
         z_max = warp_max(z_max);
+        raw_top = raw_max > raw_top ? raw_max : raw_top;
+        z_top = z_max > z_top ? z_max : z_top;
         if (threadIdx.x % 32 == 0) {
             ulong chunk = (ulong)blockIdx.y * s.chunks + id / CHUNK;
             s.raw_maxima[chunk] = raw_max;
@@ -190,27 +195,20 @@ extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logit
     }
     magnitude = (uint)block_max_key(magnitude, parts);
     best = block_max_key(best, parts);
+    raw_top = block_max(raw_top, parts);
+    z_top = block_max(z_top, parts);
     if (threadIdx.x == 0) {
         ulong at = (ulong)blockIdx.y * s.blocks + blockIdx.x;
         s.raw_magnitude[at] = magnitude;
         s.best[at] = best;
+        s.raw_tops[at] = raw_top, s.z_tops[at] = z_top;
     }
 }
 
-// Largest of the draw's chunk maxima.
-SHARED float whole_max(const float* maxima, uint chunks, ulong* parts) {
-    const uint ahead = 16;  // loads in flight
+// Largest of the maxima of a draw's blocks.
+SHARED float whole_max(const float* tops, uint blocks, ulong* parts) {
     float x = -CLARY_INFINITY;
-    for (uint first = threadIdx.x; first < chunks; first += ahead * blockDim.x) {
-        float held[ahead];
-#pragma unroll
-        for (uint i = 0; i < ahead; i++) {
-            uint at = first + i * blockDim.x;
-            held[i] = at < chunks ? maxima[at] : -CLARY_INFINITY;
-        }
-#pragma unroll
-        for (uint i = 0; i < ahead; i++) x = held[i] > x ? held[i] : x;
-    }
+    for (uint block = threadIdx.x; block < blocks; block += blockDim.x) x = tops[block] > x ? tops[block] : x;
     return block_max(x, parts);
 }
 
@@ -231,8 +229,9 @@ extern "C" __global__ void __launch_bounds__(256) draw_weights(const float* logi
         raws[i] = id < d.length ? row[id] : 0.0f;
         scores[i] = id < d.length && sampled ? z[id] : 0.0f;
     }
-    float raw_max = whole_max(s.raw_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts);
-    float z_max = sampled ? whole_max(s.z_maxima + (ulong)blockIdx.y * s.chunks, s.chunks, parts) : 0.0f;
+    ulong first_block = (ulong)blockIdx.y * s.blocks;
+    float raw_max = whole_max(s.raw_tops + first_block, s.blocks, parts);
+    float z_max = sampled ? whole_max(s.z_tops + first_block, s.blocks, parts) : 0.0f;
     ulong raw_sum = 0, z_sum = 0, best = 0;
 #pragma unroll
     for (uint i = 0; i < IDS / 256; i++) {
@@ -243,10 +242,12 @@ extern "C" __global__ void __launch_bounds__(256) draw_weights(const float* logi
         if (sampled && !cut) best = max(best, pick_key(scores[i] + gumbel(d, id), id));
     }
     raw_sum = block_sum(raw_sum, parts);
-    z_sum = block_sum(z_sum, parts);
-    best = block_max_key(best, parts);
+    if (sampled) {
+        z_sum = block_sum(z_sum, parts);
+        best = block_max_key(best, parts);
+    }
     if (threadIdx.x == 0) {
-        ulong at = (ulong)blockIdx.y * s.blocks + blockIdx.x;
+        ulong at = first_block + blockIdx.x;
         s.raw_weights[at] = raw_sum;
         s.z_weights[at] = z_sum;
         if (sampled && !cut) s.best[at] = best;
@@ -437,7 +438,7 @@ SHARED ulong best_of(const Candidates& c, ulong* parts) {
 SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, Histogram& h, ulong* parts) {
     const float* z = s.z + (ulong)blockIdx.x * s.chunks * CHUNK;
     const float* maxima = s.z_maxima + (ulong)blockIdx.x * s.chunks;
-    float z_max = whole_max(maxima, s.chunks, parts);
+    float z_max = whole_max(s.z_tops + (ulong)blockIdx.x * s.blocks, s.blocks, parts);
     bool top_k = d.top_k != 0 && d.top_k < d.length;
     Candidates c;
     ulong least = 0, enough = 0;
@@ -500,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* lo
     magnitude = block_max_key(magnitude, parts);
     sum = block_sum(sum, parts);
     token = block_max_key(token, parts);
-    float raw_max = whole_max(raw_maxima, s.chunks, parts);
+    float raw_max = whole_max(s.raw_tops + first_block, s.blocks, parts);
     if (magnitude >= 0x7f800000u) {
         if (threadIdx.x == 0) out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0, tokens[blockIdx.x] = 0;
         return;

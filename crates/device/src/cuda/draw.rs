@@ -99,15 +99,16 @@ fn any_below(mask: &[u32], length: usize) -> bool {
 }
 
 /// Where the parts of `Scratch` lie; sizes in bytes per draw, in the order of the struct.
-fn scratch_words(base: u64, draws: usize, blocks: usize) -> (usize, [u64; 8]) {
+fn scratch_words(base: u64, draws: usize, blocks: usize) -> (usize, [u64; 10]) {
     let chunks = blocks * IDS / CHUNK;
-    let sizes = [4 * chunks * CHUNK, 4 * chunks, 4 * chunks, 4 * blocks, 8 * blocks, 8 * blocks, 8 * blocks];
-    let (mut words, mut at) = ([0; 8], 0);
+    let (four, eight) = (4 * blocks, 8 * blocks);
+    let sizes = [4 * chunks * CHUNK, 4 * chunks, 4 * chunks, four, eight, eight, eight, four, four];
+    let (mut words, mut at) = ([0; 10], 0);
     for (word, size) in words.iter_mut().zip(sizes) {
         *word = base + at as u64;
         at += (draws * size).next_multiple_of(256);
     }
-    words[7] = chunks as u64 | (blocks as u64) << 32;
+    words[9] = chunks as u64 | (blocks as u64) << 32;
     (at, words)
 }
 
