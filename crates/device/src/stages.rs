@@ -270,7 +270,8 @@ pub trait Device: Send {
     fn drawn(&mut self) -> Result<Vec<Drawn>> {
         no_later_draws("drawn")
     }
-    /// `out[i] = table[token of draw from[i]]` of the last [`Self::draw_later`]; token 0 where a draw gave none.
+    /// `out[i] = table[token of draw from[i]]` of the last [`Self::draw_later`]; token 0 where a draw gave
+    /// none.
     fn embed_drawn(&mut self, _table: MatrixRef, _from: &[usize], _out: Buffer) -> Result {
         no_later_draws("embed_drawn")
     }

@@ -124,8 +124,8 @@ fn time_of_a_draw() {
     }
 }
 
-/// Answers that wait are those of draws at once; embeddings of draws are those of their tokens, token 0 where a
-/// draw gave none.
+/// Answers that wait are those of draws at once; embeddings of draws are those of their tokens, token 0 where
+/// a draw gave none.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn draws_answered_later_are_the_same() {

@@ -1,5 +1,5 @@
-//! Time of decode steps: all layers of the family in one list, as a model queues them, so that launches overlap and
-//! caches are as cold as they are there.
+//! Time of decode steps: all layers of the family in one list, as a model queues them, so that launches overlap
+//! and caches are as cold as they are there.
 
 use device::cuda::Cuda;
 use device::{

@@ -37,7 +37,7 @@ impl Qwen {
         };
         let mut chains = self.chains(asks)?;
         self.first_pass(&chains)?;
-        // Where no doubt ends a chain early, its rows need not wait until the host has seen the tokens before.
+        // Where no doubt ends a chain early, its rows need not wait until the host has seen tokens.
         if self.device.draws_later() && chains.iter().all(|chain| chain.ask.confidence <= 0.0) {
             self.draft_ahead(&mut chains, drafted, probe)?;
             chains.into_iter().for_each(|chain| drafts[chain.index] = chain.draft);
@@ -216,8 +216,9 @@ impl Chain<'_> {
         true
     }
 
-    /// The next row after `taken` tokens: the last of them, `next`, on the result of row `row`. Chained rows stand beyond
-    /// the committed ones and are written again from the model's own hidden states once their tokens are committed.
+    /// The next row after `taken` tokens: the last of them, `next`, on the result of row `row`. Chained rows
+    /// stand beyond the committed ones and are written again from the model's own hidden states once their
+    /// tokens are committed.
     fn window(&self, row: usize, taken: usize, next: Next, sequence: &Sequence) -> MtpWindow {
         let index = self.ask.start + taken - 1;
         let position = (index as i64 + self.ask.rope_delta).max(0) as u32;
