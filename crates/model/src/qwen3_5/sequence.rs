@@ -235,7 +235,7 @@ mod tests {
     fn shape(window: &MtpWindow) -> (usize, Vec<(u32, u32)>) {
         let of = |row: &MtpRow| match row.next {
             Next::Token(token) => (row.position[0], token),
-            Next::Image(_) => panic!("no images here"),
+            Next::Image(_) | Next::Drawn(_) => panic!("tokens alone here"),
         };
         (window.start, window.rows.iter().map(of).collect())
     }
