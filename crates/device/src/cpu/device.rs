@@ -3,13 +3,12 @@
 use quant::Matrix;
 
 use super::{
-    Cpu, PickTable, attention, conv, delta_rule, draw,
+    Cpu, PickTable, attention, conv, delta_rule,
     experts::{PackedExperts, routed_experts},
     gates,
     kv::KvPages,
     linear::{PackedMatrix, linear},
     norm,
-    pool::Disjoint,
     rope::{self, HeadNorms, RotaryTable},
     route,
     state::States,
@@ -460,18 +459,37 @@ impl Device for Cpu {
     }
 
     fn draw(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>> {
-        let (logits, isa) = (self.planes.get(logits), self.workers.isa);
-        self.draws.resize_with(self.draws.len().max(draws.len()), Default::default);
-        let mut drawn: Vec<Option<Result<Drawn>>> = draws.iter().map(|_| None).collect();
-        let (results, scratch) = (Disjoint::new(&mut drawn), Disjoint::new(&mut self.draws));
-        self.workers.pool.run(draws.len(), &|task| {
-            let row = &logits.values[draws[task].row * logits.width..][..logits.width];
-            // SAFETY: each task has a result and a scratch of its own.
-            let (result, scratch) =
-                unsafe { (&mut results.range(task..task + 1)[0], &mut scratch.range(task..task + 1)[0]) };
-            *result = Some(draw::draw(isa, row, &draws[task], scratch));
-        });
-        drawn.into_iter().map(|result| result.expect("every task ran")).collect()
+        self.later.clear();
+        self.draw_rows(logits, draws)
+    }
+
+    fn draws_later(&self) -> bool {
+        true
+    }
+
+    fn draw_later(&mut self, logits: Buffer, draws: &[Draw]) -> Result {
+        let drawn = self.draw_rows(logits, draws)?;
+        self.drawn_tokens = drawn.iter().map(|drawn| drawn.token.unwrap_or(0)).collect();
+        self.later.extend(drawn);
+        Ok(())
+    }
+
+    fn drawn(&mut self) -> Result<Vec<Drawn>> {
+        Ok(std::mem::take(&mut self.later))
+    }
+
+    fn embed_drawn(&mut self, table: MatrixRef, from: &[usize], out: Buffer) -> Result {
+        let (table, held) = (&self.matrices[table.0 as usize], self.drawn_tokens.len());
+        if let Some(draw) = from.iter().find(|&&draw| draw >= held) {
+            let message = format!("draw {draw} of {held}");
+            return Err(DeviceError::Failed { stage: "embed_drawn", message });
+        }
+        let out = self.planes.get_mut(out);
+        let width = out.width;
+        for (&draw, out) in from.iter().zip(out.rows_mut(from.len()).chunks_exact_mut(width)) {
+            table.embed_row(self.drawn_tokens[draw] as usize, out);
+        }
+        Ok(())
     }
 
     fn patch_rows(&mut self, pixels: Pixels<'_>, to: Buffer, at: usize) -> Result {

@@ -5,12 +5,14 @@
 //! [`Draw::vocabulary`], nothing changed or masked.
 
 use super::{
+    Cpu,
     isa::by_isa,
     math::{log, token_weight},
     philox,
+    pool::Disjoint,
     route::{key_id, pick_key},
 };
-use crate::{DeviceError, Draw, Drawn};
+use crate::{Buffer, DeviceError, Draw, Drawn};
 
 /// Ids whose maximum is kept to skip them at once.
 const CHUNK: usize = 64;
@@ -19,6 +21,24 @@ const CHUNK: usize = 64;
 const TOP_P_DISTANCE: f32 = 4.0;
 /// Below this distance (in units of z) every weight is 0: 2^-41 rounds to 0, and exp(-28.5) is less.
 const WEIGHTLESS_DISTANCE: f32 = 28.5;
+
+impl Cpu {
+    /// [`crate::Device::draw`]: draws side by side.
+    pub(super) fn draw_rows(&mut self, logits: Buffer, draws: &[Draw]) -> Result<Vec<Drawn>, DeviceError> {
+        let (logits, isa) = (self.planes.get(logits), self.workers.isa);
+        self.draws.resize_with(self.draws.len().max(draws.len()), Default::default);
+        let mut drawn: Vec<Option<Result<Drawn, DeviceError>>> = draws.iter().map(|_| None).collect();
+        let (results, scratch) = (Disjoint::new(&mut drawn), Disjoint::new(&mut self.draws));
+        self.workers.pool.run(draws.len(), &|task| {
+            let row = &logits.values[draws[task].row * logits.width..][..logits.width];
+            // SAFETY: each task has a result and a scratch of its own.
+            let (result, scratch) =
+                unsafe { (&mut results.range(task..task + 1)[0], &mut scratch.range(task..task + 1)[0]) };
+            *result = Some(draw(isa, row, &draws[task], scratch));
+        });
+        drawn.into_iter().map(|result| result.expect("every task ran")).collect()
+    }
+}
 
 /// The largest value, or NaN if a value is not finite.
 #[inline(always)]

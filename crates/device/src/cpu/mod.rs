@@ -66,6 +66,9 @@ pub struct Cpu {
     angles: Vec<f32>,
     router_keys: Vec<u64>,
     draws: Vec<draw::Scratch>,
+    /// Draws whose answers wait, and the tokens of the last of them.
+    later: Vec<crate::Drawn>,
+    drawn_tokens: Vec<u32>,
 }
 
 impl Cpu {
@@ -90,6 +93,8 @@ impl Cpu {
             angles: Vec::new(),
             router_keys: Vec::new(),
             draws: Vec::new(),
+            later: Vec::new(),
+            drawn_tokens: Vec::new(),
         }
     }
 }
