@@ -83,18 +83,23 @@ pub struct Soaked {
     pub busy: Option<usize>,
 }
 
+/// Least-squares slope of memory samples (time and bytes) from `from` on, in bytes a minute; `None` where too
+/// little is known.
+pub fn slope(memory: &[(Duration, u64)], from: Duration) -> Option<f64> {
+    let late = memory.iter().filter(|(at, _)| *at >= from);
+    let points: Vec<(f64, f64)> = late.map(|(at, bytes)| (at.as_secs_f64() / 60.0, *bytes as f64)).collect();
+    let count = points.len() as f64;
+    let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    let along: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    (spread > 0.0).then(|| along / spread)
+}
+
 impl Soaked {
     /// Least-squares slope of the resident memory from `from` on, in bytes a minute; `None` without samples.
     pub fn slope(&self, from: Duration) -> Option<f64> {
-        let late = self.memory.iter().filter(|(at, _)| *at >= from);
-        let points: Vec<(f64, f64)> =
-            late.map(|(at, bytes)| (at.as_secs_f64() / 60.0, *bytes as f64)).collect();
-        let count = points.len() as f64;
-        let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / count;
-        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-        let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-        let along: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-        (spread > 0.0).then(|| along / spread)
+        slope(&self.memory, from)
     }
 
     /// Resident memory of the first sample at or after `at`.

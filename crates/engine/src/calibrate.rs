@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use model::{DraftAsk, Draw, Logits, ModelError, Row, SlotId, Window};
+use model::{DRAFT_MAX, DraftAsk, Draw, Logits, ModelError, Row, SlotId, Window};
 
 use crate::core::Core;
-use crate::request::{DRAFT_MAX, Request};
+use crate::request::Request;
 use crate::sampling::draw;
 
 /// Rows of the windows that are measured; what lies between is taken from their line.

@@ -1,8 +1,9 @@
 //! How deep and how wide the automatic policy drafts: where measured costs and odds say that it pays, and
 //! never so that a stream could lose more than its account allows.
 
+use model::DRAFT_MAX;
+
 use crate::costs::{Bill, Costs};
-use crate::request::DRAFT_MAX;
 
 /// Candidates for the first drafted token beside the chain's own whose odds are measured.
 pub(crate) const OTHERS_MAX: usize = 2;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::request::DRAFT_MAX;
+use model::DRAFT_MAX;
 
 /// Weight of a new measurement of plain steps.
 const FRESH: f64 = 0.2;

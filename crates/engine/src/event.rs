@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::request::{CHOICES_MAX, DRAFT_MAX};
+use model::DRAFT_MAX;
+
+use crate::request::CHOICES_MAX;
 
 /// Receiver of events. Called on the engine thread: it must not block.
 pub trait Sink: Send {

@@ -39,10 +39,10 @@ pub use event::{
     CacheReport, DraftStats, Event, FinishReason, Miss, Reply, ReplyError, Score, Sink, Stats, Ticket,
 };
 pub use mask::{Allowed, Mask};
-pub use model::{ImageSpec, Picture};
+pub use model::{DRAFT_MAX, ImageSpec, Picture};
 pub use request::{
-    BIAS_MAX, CHOICES_MAX, Checked, DRAFT_MAX, DraftPolicy, Drafting, FIRST_MAX, LOGPROBS_MAX, Limits,
-    PictureSpan, Refusal, Request, Sampling,
+    BIAS_MAX, CHOICES_MAX, Checked, DraftPolicy, Drafting, FIRST_MAX, LOGPROBS_MAX, Limits, PictureSpan,
+    Refusal, Request, Sampling,
 };
 pub use store::CacheLimits;
 pub use thread::{Engine, Handle};

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use model::{ImageSpec, PAGE_TOKENS, Picture, Spec, place_pictures};
+use model::{DRAFT_MAX, ImageSpec, PAGE_TOKENS, Picture, Spec, place_pictures};
 
 use crate::mask::Mask;
 
-/// Most draft tokens in a chain.
-pub const DRAFT_MAX: usize = 8;
 /// Most candidates for a first drafted token.
 pub const FIRST_MAX: u8 = 4;
 /// Most choices of a request.

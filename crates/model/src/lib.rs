@@ -10,4 +10,4 @@ mod seam;
 
 pub use device::{Adjust, Draw, Drawn, PAGE_TOKENS, Row, WINDOW_ROWS_MAX};
 pub use picture::{Features, ImageRow, ImageSpec, Picture, place_pictures};
-pub use seam::{Draft, DraftAsk, Logits, Model, ModelError, SlotId, SnapshotId, Spec, Window};
+pub use seam::{DRAFT_MAX, Draft, DraftAsk, Logits, Model, ModelError, SlotId, SnapshotId, Spec, Window};

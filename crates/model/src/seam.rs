@@ -6,6 +6,9 @@ use device::{DeviceError, Draw, Drawn, Row, StepError};
 
 use crate::picture::{Features, ImageRow, ImageSpec, Picture};
 
+/// Most drafted tokens of a chain.
+pub const DRAFT_MAX: usize = 8;
+
 /// A running sequence: an index below [`Spec::slots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
@@ -83,7 +86,7 @@ pub struct DraftAsk {
     pub rope_delta: i64,
     /// K/V pages, covering `start + count` places.
     pub pages: Vec<u32>,
-    /// Most tokens of the chain, 1 to 8.
+    /// Most tokens of the chain, 1 to [`DRAFT_MAX`].
     pub count: usize,
     /// Most alternatives reported for the first token, at least 1.
     pub first_max: usize,

@@ -11,6 +11,8 @@ use crate::error::{Exit, Failure, Result};
 
 /// Longest listing, bytes.
 const LISTING_MAX: u64 = 64 << 20;
+/// Longest file of a model, bytes. Sums of as many as a listing can name fit 64 bits.
+const FILE_BYTES_MAX: u64 = 1 << 40;
 /// Names the shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Describes the model.
@@ -103,6 +105,9 @@ impl Hub {
             let digest = digest.or(small.map(|digest| Digest::Blob(digest.to_owned())));
             let bytes = file["size"].as_u64().or(file["lfs"]["size"].as_u64());
             match (bytes, digest) {
+                (Some(bytes), Some(_)) if bytes > FILE_BYTES_MAX => Err(nonsense(format!(
+                    "{url}: {name} has {bytes} bytes; files of at most {FILE_BYTES_MAX} are fetched"
+                ))),
                 (Some(bytes), Some(digest)) => Ok(Remote { name, bytes, digest }),
                 _ => Err(nonsense(format!("{url}: {name} has no length or digest"))),
             }

@@ -253,6 +253,7 @@ fn listings_that_make_no_sense() {
         json!(null),
         json!([{"rfilename": "a"}]),
         json!([{"rfilename": "a", "size": -1, "blobId": "a".repeat(40)}]),
+        json!([{"rfilename": "a", "size": u64::MAX, "blobId": "a".repeat(40)}]),
         json!([{"rfilename": "a", "size": 1, "lfs": {"sha256": "../x"}}]),
     ] {
         assert_eq!(listing(files.clone()).unwrap_err().exit, Exit::Network, "{files}");

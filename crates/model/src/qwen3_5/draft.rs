@@ -8,10 +8,7 @@ use super::network::Probe;
 use super::qwen::Qwen;
 use super::sequence::Sequence;
 use super::windows::{check_pages, limit};
-use crate::{Draft, DraftAsk, ModelError};
-
-/// Longest chain.
-const CHAIN_MAX: usize = 8;
+use crate::{DRAFT_MAX, Draft, DraftAsk, ModelError};
 
 /// Queued rows of all asking sequences beyond which they run on their own, for their K/V alone, before the
 /// pending rows; fewer cost less in one forward with these.
@@ -43,7 +40,7 @@ impl Qwen {
             chains.into_iter().for_each(|chain| drafts[chain.index] = chain.draft);
             return Ok(drafts);
         }
-        for position in 0..CHAIN_MAX {
+        for position in 0..DRAFT_MAX {
             if chains.is_empty() {
                 break;
             }
@@ -104,7 +101,7 @@ impl Qwen {
         let logits = self.network.scratch.logits;
         let mut places = Vec::new();
         let mut now: Vec<usize> = (0..chains.len()).collect();
-        for position in 0..CHAIN_MAX {
+        for position in 0..DRAFT_MAX {
             if now.is_empty() {
                 break;
             }
@@ -134,9 +131,9 @@ impl Qwen {
         let mut chains = Vec::new();
         for (index, ask) in asks.iter().enumerate() {
             let context = self.settings.context;
-            if !(1..=CHAIN_MAX).contains(&ask.count) || ask.first_max == 0 {
+            if !(1..=DRAFT_MAX).contains(&ask.count) || ask.first_max == 0 {
                 let found = format!("{} with {} alternatives", ask.count, ask.first_max);
-                return Err(limit("drafts asked for", found, format!("1 to {CHAIN_MAX} with at least 1")));
+                return Err(limit("drafts asked for", found, format!("1 to {DRAFT_MAX} with at least 1")));
             }
             if ask.token as usize >= self.network.config.vocabulary {
                 let expected = format!("below {}", self.network.config.vocabulary);

@@ -5,7 +5,6 @@
 //! and is *pending*. Rows whose next token became known in a draft window are *queued* and run together with
 //! the next MTP forward of the slot, so that a round of drafting costs one forward for them and the pending
 //! row together.
-
 //!
 //! Their hidden states stay on the device, in a ring of [`KEPT_ROWS`] places per slot: queued rows in order,
 //! the pending one, then those of the open window.

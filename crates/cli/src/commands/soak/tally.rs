@@ -71,15 +71,7 @@ impl Tally {
     /// known.
     fn slope(&self) -> Option<f64> {
         let from = SETTLING.min(self.elapsed / 2);
-        let late = self.memory.iter().filter(|(at, _)| *at >= from);
-        let points: Vec<(f64, f64)> =
-            late.map(|(at, bytes)| (at.as_secs_f64() / 60.0, *bytes as f64)).collect();
-        let count = points.len() as f64;
-        let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / count;
-        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-        let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-        let along: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-        (spread > 0.0).then(|| along / spread)
+        contracts::soak::slope(&self.memory, from)
     }
 
     /// Judges the whole: what is not as it must be becomes a failure.
