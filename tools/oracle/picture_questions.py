@@ -1,11 +1,12 @@
 """What the float64 reference says to the picture questions of models/demo, beside transformers.
 
-    python picture_questions.py MODEL EVAL [--compare HF_MODEL] [--transformers]      (numpy, tokenizers, jinja2, Pillow)
+    python picture_questions.py MODEL EVAL [--compare HF_MODEL] [--transformers]
 
-MODEL is a folder in MLX affine layout; its dequantized weights go into `reference.py`. Prints one JSON line a question:
-the smallest margin along the reference's reply (logit of its token over the best other one) and the token where it is.
-`--compare` gives the same of a folder in Hugging Face layout, `--transformers` runs transformers in float32 over either
-(needs torch and transformers; the dequantized weights are rounded to float32).
+It needs numpy, tokenizers, jinja2 and Pillow. MODEL is a folder in MLX affine layout; its dequantized weights
+go into `reference.py`. Prints one JSON line a question: the smallest margin along the reference's reply
+(logit of its token over the best other one) and the token where it is. `--compare` gives the same of a folder
+in Hugging Face layout, `--transformers` runs transformers in float32 over either (needs torch and
+transformers; the dequantized weights are rounded to float32).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import jinja2
@@ -46,7 +46,9 @@ def dequantized(folder: Path) -> dict[str, np.ndarray]:
             continue
         hf = canonical(name)
         if base + ".scales" in stored:
-            scales, biases = (verify.widen(stored[f"{base}.{p}"]).astype(np.float64) for p in ("scales", "biases"))
+            scales, biases = (
+                verify.widen(stored[f"{base}.{p}"]).astype(np.float64) for p in ("scales", "biases")
+            )
             group = 64
             bits = a.shape[-1] * 32 // (scales.shape[-1] * group)
             codes = verify.stream(a, bits).astype(np.float64)
@@ -85,7 +87,9 @@ class Questions:
         self.folder = folder
         self.prep = json.loads((model / "preprocessor_config.json").read_text())
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = jinja2.Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False)
         self.template = environment.from_string((model / "chat_template.jinja").read_text())
         items = [json.loads(line) for line in (folder / "items.jsonl").read_text().splitlines()]
@@ -104,8 +108,12 @@ class Questions:
         for message in messages:
             if isinstance(message["content"], list):
                 message["content"] = [form(p) for p in message["content"]]
-        return self.template.render(messages=messages, tools=item.get("tools"), add_generation_prompt=True,
-                                    enable_thinking=item["enable_thinking"])
+        return self.template.render(
+            messages=messages,
+            tools=item.get("tools"),
+            add_generation_prompt=True,
+            enable_thinking=item["enable_thinking"],
+        )
 
     def pictures(self, item: dict) -> list[tuple[np.ndarray, np.ndarray]]:
         read = lambda name: np.asarray(Image.open(self.folder / name).convert("RGB"))  # noqa: E731

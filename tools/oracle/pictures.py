@@ -2,7 +2,8 @@
 
     python pictures.py FOLDER        (Pillow 13, numpy)
 
-Pillow decodes and blends here; the crate under test uses other decoders. Lossy formats may differ by a few levels.
+Pillow decodes and blends here; the crate under test uses other decoders. Lossy formats may differ by a few
+levels.
 """
 
 from __future__ import annotations

@@ -1,0 +1,296 @@
+"""Questions that call tools, and talks that come back to what was said."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from base import (
+    ADJECTIVES,
+    CITIES,
+    COLORS,
+    DAYS,
+    JOBS,
+    Json,
+    NAMES,
+    NOUNS,
+    PETS,
+    Turn,
+    pick,
+    pseudo,
+    some_word,
+)
+
+# ---------------------------------------------------------------- tools
+
+
+def tool(name: str, about: str, required: int, **params: tuple[str, str]) -> Json:
+    properties = {n: {"type": t, "description": d} for n, (t, d) in params.items()}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": about,
+            "parameters": {"type": "object", "properties": properties, "required": list(params)[:required]},
+        },
+    }
+
+
+TOOLS = {
+    t["function"]["name"]: t
+    for t in [
+        tool(
+            "get_weather",
+            "Get the current weather of a city",
+            1,
+            city=("string", "The city"),
+            unit=("string", "celsius or fahrenheit"),
+        ),
+        tool("calculator", "Evaluate an arithmetic expression", 1, expression=("string", "The expression")),
+        tool(
+            "search",
+            "Search the web",
+            1,
+            query=("string", "The query"),
+            max_results=("integer", "How many results"),
+        ),
+        tool(
+            "set_timer",
+            "Start a timer",
+            1,
+            minutes=("integer", "Length in minutes"),
+            label=("string", "A name for the timer"),
+        ),
+        tool(
+            "send_message",
+            "Send a message to a person",
+            2,
+            recipient=("string", "Who gets it"),
+            text=("string", "The message"),
+        ),
+        tool(
+            "convert_currency",
+            "Convert money",
+            3,
+            amount=("integer", "The amount"),
+            source=("string", "From currency"),
+            target=("string", "To currency"),
+        ),
+        tool("get_time", "Get the local time of a city", 1, city=("string", "The city")),
+        tool(
+            "add_event",
+            "Add an event to the calendar",
+            2,
+            title=("string", "The title"),
+            day=("string", "The day"),
+            hour=("integer", "The hour"),
+        ),
+        tool(
+            "translate",
+            "Translate a word",
+            2,
+            word=("string", "The word"),
+            language=("string", "The language"),
+        ),
+        tool(
+            "lights",
+            "Switch the lights of a room",
+            2,
+            room=("string", "The room"),
+            on=("boolean", "On or off"),
+        ),
+    ]
+}
+CURRENCIES = ["USD", "EUR", "GBP", "JPY", "CHF"]
+
+
+def tool_turn(rng: random.Random) -> Turn:
+    name = rng.choice(list(TOOLS))
+    args: Json
+    if name == "get_weather":
+        city, t, sky = (
+            rng.choice(CITIES),
+            rng.randint(-10, 38),
+            pick(rng, "sunny", "cloudy", "rainy", "snowy"),
+        )
+        args = {"city": city}
+        user = pick(
+            rng,
+            f"What is the weather in {city}?",
+            f"How is the weather in {city} today?",
+            f"Is it warm in {city}?",
+        )
+        if rng.random() < 0.4:
+            args["unit"] = pick(rng, "celsius", "fahrenheit")
+            user = f"What is the weather in {city} in {args['unit']}?"
+        result, answer, value = (
+            json.dumps({"temperature": t, "sky": sky}),
+            f"It is {t} degrees and {sky} in {city}.",
+            f"{t} degrees and {sky}",
+        )
+    elif name == "calculator":
+        a, b, op = rng.randrange(10, 10000), rng.randrange(2, 1000), rng.choice("+-*")
+        args = {"expression": f"{a} {op} {b}"}
+        total = {"+": a + b, "-": a - b, "*": a * b}[op]
+        user = pick(
+            rng, f"Use the calculator: {a} {op} {b}", f"What is {a} {op} {b}? Please use the calculator."
+        )
+        result, answer, value = json.dumps({"result": total}), f"{a} {op} {b} = {total}", f"= {total}"
+    elif name == "search":
+        topic = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
+        args = {"query": topic}
+        user = pick(rng, f"Search the web for {topic}.", f"Look up '{topic}' on the web.")
+        if rng.random() < 0.4:
+            args["max_results"] = rng.randint(2, 9)
+            user = f"Search the web for {topic} and give me {args['max_results']} results."
+        title = f"{rng.choice(NAMES)}'s guide to the {topic}"
+        result, answer, value = json.dumps({"results": [{"title": title}]}), f"I found: {title}.", title
+    elif name == "set_timer":
+        m = rng.randint(1, 90)
+        args = {"minutes": m}
+        user = pick(rng, f"Set a timer for {m} minutes.", f"Start a {m} minute timer.")
+        if rng.random() < 0.4:
+            args["label"] = rng.choice(NOUNS)
+            user = f"Set a timer called {args['label']} for {m} minutes."
+        result, answer, value = json.dumps({"ok": True}), f"The timer is set for {m} minutes.", f"{m} minutes"
+    elif name == "send_message":
+        who, text = rng.choice(NAMES), pick(
+            rng, "I am late", "Dinner is ready", "See you at the station", "Happy birthday"
+        ) + pick(rng, "", " today", " tonight", " on " + rng.choice(DAYS))
+        args = {"recipient": who, "text": text}
+        user = pick(rng, f"Send {who} the message: {text}", f"Tell {who} this: {text}")
+        result, answer, value = json.dumps({"sent": True}), f"I sent the message to {who}.", f"to {who}"
+    elif name == "convert_currency":
+        n, (src, dst) = rng.randint(2, 999), rng.sample(CURRENCIES, 2)
+        args = {"amount": n, "source": src, "target": dst}
+        got = rng.randint(2, 2000)
+        user = pick(rng, f"Convert {n} {src} to {dst}.", f"How much is {n} {src} in {dst}?")
+        result, answer, value = (
+            json.dumps({"amount": got, "currency": dst}),
+            f"{n} {src} is {got} {dst}.",
+            f"{got} {dst}",
+        )
+    elif name == "get_time":
+        city, h, m = rng.choice(CITIES), rng.randrange(24), rng.randrange(60)
+        args = {"city": city}
+        user = pick(rng, f"What time is it in {city}?", f"Tell me the local time in {city}.")
+        result, answer, value = (
+            json.dumps({"time": f"{h:02}:{m:02}"}),
+            f"It is {h:02}:{m:02} in {city}.",
+            f"{h:02}:{m:02}",
+        )
+    elif name == "add_event":
+        what, day = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}", rng.choice(DAYS)
+        args = {"title": what, "day": day}
+        user = pick(rng, f"Put '{what}' into my calendar on {day}.", f"Add the event '{what}' on {day}.")
+        if rng.random() < 0.5:
+            args["hour"] = rng.randint(8, 20)
+            user = user[:-1] + f" at {args['hour']} o'clock."
+        result, answer, value = (
+            json.dumps({"id": rng.randrange(1000)}),
+            f"I added '{what}' on {day}.",
+            f"'{what}' on {day}",
+        )
+    elif name == "translate":
+        word, language = some_word(rng), pick(rng, "French", "Spanish", "German", "Italian")
+        other = pseudo(rng, 4, 7)
+        args = {"word": word, "language": language}
+        user = pick(
+            rng,
+            f"Use the tool to translate '{word}' into {language}.",
+            f"Look up how '{word}' is said in {language}.",
+        )
+        result, answer, value = (
+            json.dumps({"translation": other}),
+            f"'{word}' in {language} is '{other}'.",
+            other,
+        )
+    else:
+        room, on = pick(rng, "kitchen", "bedroom", "office", "bathroom", "garage"), rng.random() < 0.5
+        args = {"room": room, "on": on}
+        user = pick(
+            rng,
+            f"Turn the lights in the {room} {'on' if on else 'off'}.",
+            f"Switch {'on' if on else 'off'} the {room} lights.",
+        )
+        result, answer, value = (
+            json.dumps({"ok": True}),
+            f"The {room} lights are {'on' if on else 'off'}.",
+            f"lights are {'on' if on else 'off'}",
+        )
+    turn = Turn(
+        "tool",
+        user,
+        answer,
+        f"I should call {name} for this.",
+        f"tool {user}",
+        {"type": "contains", "expected": value},
+    )
+    turn.call, turn.result = (name, args), result
+    return turn
+
+
+# ---------------------------------------------------------------- memory over turns
+
+
+def memory(rng: random.Random) -> tuple[list[Turn], Turn, str]:
+    """Facts the user tells, then a question about one of them."""
+    name, pet, pet_name = rng.choice(NAMES), rng.choice(PETS), pseudo(rng, 4, 6).capitalize()
+    color, city, number, job = (
+        rng.choice(COLORS),
+        rng.choice(CITIES),
+        rng.randrange(10, 1000),
+        rng.choice(JOBS),
+    )
+    options = [
+        (
+            pick(rng, f"My name is {name}.", f"Hi, I am {name}.", f"Please call me {name}."),
+            f"Nice to meet you, {name}!",
+            pick(rng, "What is my name?", "Do you remember my name?"),
+            f"Your name is {name}.",
+        ),
+        (
+            f"I have a {pet} called {pet_name}.",
+            f"{pet_name} is a nice name for a {pet}.",
+            f"What is my {pet} called?",
+            f"Your {pet} is called {pet_name}.",
+        ),
+        (
+            pick(rng, f"My favorite color is {color}.", f"I like the color {color} best."),
+            f"I will remember that you like {color}.",
+            "What is my favorite color?",
+            f"Your favorite color is {color}.",
+        ),
+        (
+            pick(rng, f"I live in {city}.", f"My home is in {city}."),
+            f"{city} is a lovely place.",
+            "Where do I live?",
+            f"You live in {city}.",
+        ),
+        (
+            f"Please remember the number {number}.",
+            f"I will remember {number}.",
+            "Which number did I ask you to remember?",
+            f"You asked me to remember {number}.",
+        ),
+        (
+            f"I work as a {job}.",
+            f"Being a {job} sounds interesting.",
+            "What is my job?",
+            f"You work as a {job}.",
+        ),
+    ]
+    rng.shuffle(options)
+    told = options[: rng.randint(1, 3)]
+    _, _, question, answer = rng.choice(told)
+    turns = [Turn("memory", u, a) for u, a, _, _ in told]
+    key = "memory " + " ".join(u for u, _, _, _ in told)
+    final = Turn(
+        "memory",
+        question,
+        answer,
+        f"The user told me: {next(u for u, _, q, _ in told if q == question)}",
+        key,
+        {"type": "exact", "expected": answer},
+    )
+    return turns, final, key
