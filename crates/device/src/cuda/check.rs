@@ -1,7 +1,8 @@
 //! Compiling every kernel without a card, for builds that must notice a broken or spilling kernel.
 
-use super::compile::compile;
+use super::compile::{compile, line};
 use super::driver::Result;
+use super::jobs::in_parallel;
 use super::sources::VARIANTS;
 
 /// Architectures that are supported: Ampere, Ada, Hopper, Blackwell.
@@ -26,22 +27,17 @@ pub struct KernelReport {
     pub spills: u32,
 }
 
-/// Compiles all kernel files, in the variants that [`VARIANTS`] names, for these architectures.
+/// Compiles all kernel files, in the variants that [`VARIANTS`] names, for these architectures, on all processors.
 pub fn compile_all(archs: &[String]) -> Result<Vec<KernelReport>> {
-    let mut report = Vec::new();
-    for arch in archs {
-        for (file, defines) in VARIANTS {
-            let defines: Vec<_> = defines.iter().map(|&(name, value)| (name, value.to_owned())).collect();
-            let compiled = compile(file, &defines, arch)?;
-            let constants: String = defines.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-            report.extend(kernels(&compiled.log).into_iter().map(|kernel| KernelReport {
-                arch: arch.clone(),
-                file: format!("{file}{constants}"),
-                ..kernel
-            }));
-        }
-    }
-    Ok(report)
+    let jobs: Vec<_> =
+        archs.iter().flat_map(|arch| VARIANTS.iter().map(move |variant| (arch, variant))).collect();
+    let reports = in_parallel(&jobs, |(arch, (file, defines))| {
+        let defines: Vec<_> = defines.iter().map(|&(name, value)| (name, value.to_owned())).collect();
+        let compiled = compile(file, &defines, arch)?;
+        let named = |kernel| KernelReport { arch: (*arch).clone(), file: line(file, &defines), ..kernel };
+        Ok(kernels(&compiled.log).into_iter().map(named).collect::<Vec<_>>())
+    })?;
+    Ok(reports.concat())
 }
 
 /// The assembler's words about each entry.

@@ -21,6 +21,7 @@ mod exact;
 mod experts;
 mod experts_stream;
 mod graph;
+mod jobs;
 mod kv;
 mod launch;
 mod linear;

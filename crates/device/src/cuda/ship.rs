@@ -1,12 +1,10 @@
 //! A folder of images that a program takes along, so that where it runs there need be no compiler.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use super::compile::{Compiler, compile, failed, image_path, keep, key};
 use super::driver::Result;
-use crate::DeviceError;
+use super::jobs::in_parallel;
 
 /// A line of a list.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,29 +52,8 @@ pub(super) fn ship_by(list: &str, folder: &Path, archs: &[String], compiler: Com
         .flat_map(|variant| archs.iter().map(move |arch| (variant, arch.as_str())))
         .filter(|(variant, arch)| variant.is_for(arch))
         .collect();
-    let count = jobs.len();
-    let (queue, fault) = (Mutex::new(jobs.into_iter()), Mutex::new(None));
-    let next = || lock(&queue).next();
-    let work = || {
-        while let Some((variant, arch)) = next() {
-            if let Err(error) = one(variant, arch, folder, compiler) {
-                *lock(&fault) = Some(error);
-                // The others end when the queue is empty.
-                lock(&queue).by_ref().for_each(drop);
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, |n| n.get()) {
-            scope.spawn(work);
-        }
-    });
-    let fault: Option<DeviceError> = lock(&fault).take();
-    fault.map_or(Ok(count), Err)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    let shipped = in_parallel(&jobs, |(variant, arch)| one(variant, arch, folder, compiler))?;
+    Ok(shipped.len())
 }
 
 fn one(variant: &Variant<'_>, arch: &str, folder: &Path, compiler: Compiler) -> Result {
