@@ -1,7 +1,8 @@
 // Attention of long chains: a block of threads walks the keys with WARPS rows at a time.
 #include "attention.cuh"
 
-// Rows of a block, and blocks of keys that there is room for: with two, one is copied while the other is used.
+// Rows of a block, and blocks of keys that there is room for: with two, one is copied while the other is
+// used.
 #ifndef WARPS
 #define WARPS 8
 #define STAGES 2
@@ -111,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         if (STAGES == 2 && block + 1 < blocks)
             stage_block(room.stages[(block + 1) % STAGES], block_at(block + 1));
         if (index >= block * KEYS)
-            prompt_block(part, fold, query, room.stages[block % STAGES], shape.scale, keys_seen(index, block));
+            prompt_block(part, fold, query, room.stages[block % STAGES], shape.scale,
+                         keys_seen(index, block));
         if ((block + 1) % SPAN_BLOCKS == 0 || block + 1 == blocks) {
             if (fold.seen) fold_span(room, whole, part, fold);
             fold.seen = false;

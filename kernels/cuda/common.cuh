@@ -1,5 +1,6 @@
-// What every kernel includes: types without any system header, the shared scalar functions, half conversion and
-// programmatic dependent launch. Compiled by NVRTC with --fmad=false and correctly rounded division and roots.
+// What every kernel includes: types without any system header, the shared scalar functions, half conversion
+// and programmatic dependent launch. Compiled by NVRTC with --fmad=false and correctly rounded division and
+// roots.
 #pragma once
 
 typedef unsigned char uchar;
@@ -61,8 +62,9 @@ SHARED void start_next_launch() {
 #endif
 }
 
-// sum over the block of per-thread lanes: lane[i] += lane[i + h], h = L/2 ... 1, L = 256 threads; every thread gets
-// the result. lanes: 256 floats of shared memory. All warps add the same, so that one barrier is enough.
+// sum over the block of per-thread lanes: lane[i] += lane[i + h], h = L/2 ... 1, L = 256 threads; every
+// thread gets the result. lanes: 256 floats of shared memory. All warps add the same, so that one barrier is
+// enough.
 SHARED float tree_256(float value, float* lanes) {
     uint t = threadIdx.x;
     if (t < 256) lanes[t] = value;

@@ -1,11 +1,11 @@
-// Logits to tokens: a port of crates/device/src/cpu/draw.rs. Every sum over the vocabulary is an exact integer and
-// every choice an integer maximum, so blocks and threads may take ids in any order.
+// Logits to tokens: a port of crates/device/src/cpu/draw.rs. Every sum over the vocabulary is an exact
+// integer and every choice an integer maximum, so blocks and threads may take ids in any order.
 //
-// draw_scores: grid (blocks of 2048 ids, draws). z = adjusted logits over the temperature, -inf where an id may not be
-// drawn; maxima of every 64 ids and of the block.
-// draw_weights: the same grid. Sums of token weights of the block; the best perturbed id where nothing is cut.
-// draw_choose: one block of 512 threads a draw. Kept sets by radix descents over keys, then the token, its
-// log-probability and the best of the raw distribution. Bound: launch latency; a row of logits stays in L2.
+// draw_scores: grid (blocks of 2048 ids, draws). z = adjusted logits over the temperature, -inf where an id
+// may not be drawn; maxima of every 64 ids and of the block. draw_weights: the same grid. Sums of token
+// weights of the block; the best perturbed id where nothing is cut. draw_choose: one block of 512 threads a
+// draw. Kept sets by radix descents over keys, then the token, its log-probability and the best of the raw
+// distribution. Bound: launch latency; a row of logits stays in L2.
 #include "common.cuh"
 
 struct Adjust {
@@ -144,8 +144,9 @@ SHARED float block_max(float x, ulong* parts) {
     return result;
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_scores(const float* logits, uint width, const Draw* draws,
-                                                              const Adjust* adjusts, const uint* masks, Scratch s) {
+extern "C" __global__ void __launch_bounds__(256)
+    draw_scores(const float* logits, uint width, const Draw* draws, const Adjust* adjusts, const uint*
+                masks, Scratch s) {
     __shared__ ulong parts[32];
     wait_for_launches_before();
     start_next_launch();
@@ -212,8 +213,8 @@ SHARED float whole_max(const float* tops, uint blocks, ulong* parts) {
     return block_max(x, parts);
 }
 
-extern "C" __global__ void __launch_bounds__(256) draw_weights(const float* logits, uint width, const Draw* draws,
-                                                               Scratch s) {
+extern "C" __global__ void __launch_bounds__(256)
+    draw_weights(const float* logits, uint width, const Draw* draws, Scratch s) {
     __shared__ ulong parts[32];
     wait_for_launches_before();
     start_next_launch();
@@ -267,8 +268,8 @@ SHARED ulong share_of(float share, ulong sum) {
     return (ulong)((product + (((unsigned __int128)1 << shift) - 1)) >> shift);
 }
 
-// Candidates of a draw: a list in shared memory, or all ids where the list overflows. `keys` counts valid ones
-// (above -inf). Values come back from `values`.
+// Candidates of a draw: a list in shared memory, or all ids where the list overflows. `keys` counts valid
+// ones (above -inf). Values come back from `values`.
 struct Candidates {
     const float* values;
     const ulong* list;
@@ -281,8 +282,8 @@ SHARED ulong candidate(const Candidates& c, uint i) {
     return key >= KEY_MIN ? key : 0;
 }
 
-// Sums of one pass of a descent, by digit. Weights (at most 2^40) are added in four parts of 11 bits, so that 32-bit
-// additions hold up to 2^21 of them.
+// Sums of one pass of a descent, by digit. Weights (at most 2^40) are added in four parts of 11 bits, so that
+// 32-bit additions hold up to 2^21 of them.
 struct Histogram {
     uint counts[256];
     uint parts[4][256];
@@ -324,9 +325,10 @@ SHARED void choose_digit(Histogram& h, ulong enough, bool weighted) {
 }
 
 // The largest key T such that the amounts of candidates with keys of at least T (and at least `least`) reach
-// `enough` (at least 1); a key that leaves none out if they never do. Amount: 1, or the weight at z_max. Eight bits
-// at a time from the highest in which the keys differ. All threads call it.
-SHARED ulong descend(const Candidates& c, ulong least, ulong enough, bool weighted, float z_max, Histogram& h) {
+// `enough` (at least 1); a key that leaves none out if they never do. Amount: 1, or the weight at z_max.
+// Eight bits at a time from the highest in which the keys differ. All threads call it.
+SHARED ulong descend(const Candidates& c, ulong least, ulong enough, bool weighted, float z_max,
+                     Histogram& h) {
     __syncthreads();
     if (threadIdx.x == 0) h.least = ~0ull, h.most = 0;
     __syncthreads();
@@ -443,7 +445,8 @@ SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, Hi
     Candidates c;
     ulong least = 0, enough = 0;
     if (top_k) {
-        c = collect(z, maxima, s.chunks, d.length, bound_of_best(maxima, s.chunks, d.top_k, h, parts), list, used);
+        float bound = bound_of_best(maxima, s.chunks, d.top_k, h, parts);
+        c = collect(z, maxima, s.chunks, d.length, bound, list, used);
         least = descend(c, 0, d.top_k, false, z_max, h);
         if (d.top_p < 1.0f) enough = share_of(d.top_p, weight_of(c, least, z_max, parts));
     } else {
@@ -475,11 +478,12 @@ SHARED ulong choose(const Draw& d, const Scratch& s, ulong* list, uint* used, Hi
     return block_max_key(drawn, parts);
 }
 
-// Results: [token, state (0 drawn, 1 a logit is not finite), log-probability, count, then id and log-probability of
-// each of the best], `stride` words a draw. `tokens`: the token of every draw, 0 where there is none.
-extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* logits, uint width, const Draw* draws,
-                                                                  const uint* masks, Scratch s, uint* results,
-                                                                  uint stride, uint* tokens) {
+// Results: [token, state (0 drawn, 1 a logit is not finite), log-probability, count, then id and
+// log-probability of each of the best], `stride` words a draw. `tokens`: the token of every draw, 0 where
+// there is none.
+extern "C" __global__ void __launch_bounds__(512, 1)
+    draw_choose(const float* logits, uint width, const Draw* draws, const uint* masks, Scratch s, uint*
+                results, uint stride, uint* tokens) {
     extern __shared__ ulong list[];
     __shared__ Histogram histogram;
     __shared__ ulong parts[32];
@@ -503,7 +507,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_choose(const float* lo
     token = block_max_key(token, parts);
     float raw_max = whole_max(s.raw_tops + first_block, s.blocks, parts);
     if (magnitude >= 0x7f800000u) {
-        if (threadIdx.x == 0) out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0, tokens[blockIdx.x] = 0;
+        if (threadIdx.x == 0) {
+            out[0] = 0, out[1] = 1, out[2] = 0x7fc00000u, out[3] = 0;
+            tokens[blockIdx.x] = 0;
+        }
         return;
     }
     if (d.temperature != 0.0f && cuts(d)) token = choose(d, s, list, &used, histogram, parts);

@@ -1,5 +1,5 @@
-// embed: out[row] = table[token of the step's row], docs/arithmetic.md, embedding; or that of a draw, where the
-// rows have draws. Reads the packed layout of linear.cuh. Grid: rows; rows without a token are left.
+// embed: out[row] = table[token of the step's row], docs/arithmetic.md, embedding; or that of a draw, where
+// the rows have draws. Reads the packed layout of linear.cuh. Grid: rows; rows without a token are left.
 #include "linear.cuh"
 #include "step.cuh"
 

@@ -1,6 +1,7 @@
-// Are sums of half-precision matrix products exact integers (docs/arithmetic.md, why it is affordable)? Each warp takes
-// one group: 16 rows of weights of 4 bits, 8 columns of codes, `depth` inputs (a multiple of 16, at most 128), summed in
-// one f32 accumulator as the matrix kernels do, and compares all 128 sums with 64-bit integers.
+// Are sums of half-precision matrix products exact integers (docs/arithmetic.md, why it is affordable)? Each
+// warp takes one group: 16 rows of weights of 4 bits, 8 columns of codes, `depth` inputs (a multiple of 16,
+// at most 128), summed in one f32 accumulator as the matrix kernels do, and compares all 128 sums with 64-bit
+// integers.
 #include "warpgroup.cuh"
 
 SHARED uint mixed(uint x) {
@@ -9,7 +10,8 @@ SHARED uint mixed(uint x) {
     return x ^ x >> 16;
 }
 
-// Centered weight, -8 to 7. Kinds of groups: random; all at the edge; edges of both signs; few large among small.
+// Centered weight, -8 to 7. Kinds of groups: random; all at the edge; edges of both signs; few large among
+// small.
 SHARED int weight_at(uint group, uint row, uint k) {
     uint noise = mixed(group * 2048 + row * 128 + k);
     switch (group % 4) {
@@ -46,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(256) inexact_sums(uint* wrong, uint
         uint a0 = weights_at(group, g, k + t), a1 = weights_at(group, g + 8, k + t);
         uint a2 = weights_at(group, g, k + t + 8), a3 = weights_at(group, g + 8, k + t + 8);
         uint b0 = codes_at(group, k + t, g), b1 = codes_at(group, k + t + 8, g);
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
                      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -55,22 +58,26 @@ extern "C" __global__ void __launch_bounds__(256) inexact_sums(uint* wrong, uint
     for (uint i = 0; i < 4; i++) {
         uint row = g + i / 2 * 8, column = t + i % 2;
         long long exact = 0;
-        for (uint k = 0; k < depth; k++) exact += (long long)weight_at(group, row, k) * code_at(group, k, column);
+        for (uint k = 0; k < depth; k++) {
+            exact += (long long)weight_at(group, row, k) * code_at(group, k, column);
+        }
         bad += (long long)sum[i] != exact || sum[i] != (float)(long long)sum[i];
     }
     if (bad) atomicAdd(wrong, bad);
 }
 
-// The same of a warpgroup's products, the codes times 2^-(group % 25), as aligned rows hold them (align.cu): down to
-// subnormal halves. A block takes one group: 64 rows of weights, COLUMNS of codes.
+// The same of a warpgroup's products, the codes times 2^-(group % 25), as aligned rows hold them (align.cu):
+// down to subnormal halves. A block takes one group: 64 rows of weights, COLUMNS of codes.
 template <int COLUMNS>
 SHARED void check_warpgroup(uchar* smem, uint* wrong, uint depth) {
-    uint group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4);
+    uint group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint g = lane / 4, t = 2 * (lane % 4);
     float unit = FLOAT((127u - group % 25) << 23);
 #pragma unroll 1
     for (uint i = threadIdx.x; i < COLUMNS * depth / 2; i += blockDim.x) {
         uint k = i % (depth / 2) * 2, column = i / (depth / 2);
-        uint pair = half_pair((float)code_at(group, k, column) * unit, (float)code_at(group, k + 1, column) * unit);
+        float first = (float)code_at(group, k, column), second = (float)code_at(group, k + 1, column);
+        uint pair = half_pair(first * unit, second * unit);
         uchar* row = smem + k / 64 * (COLUMNS * 128) + column * 128;
         *(uint*)(row + ((k % 64 / 8) ^ column % 8) * 16 + k % 8 * 2) = pair;
     }

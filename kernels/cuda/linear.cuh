@@ -192,8 +192,9 @@ SHARED void fragment(uint a[4], const StepWords<S>& s) {
 }
 
 #ifdef PLAIN_SUMS
-// The product below without the matrix instruction, for cards whose instruction does not sum exactly: each partial sum
-// of a group is an integer of at most 2^24, so f32 adds are exact in any order. A call, not in line: it is long.
+// The product below without the matrix instruction, for cards whose instruction does not sum exactly: each
+// partial sum of a group is an integer of at most 2^24, so f32 adds are exact in any order. A call, not in
+// line: it is long.
 __device__ __noinline__ float4 plain_product(float4 sums, uint4 a, uint b0, uint b1) {
     uint lane = threadIdx.x % 32, row = lane / 4 * 4, column = lane % 4 * 8;
     float d[4] = {sums.x, sums.y, sums.z, sums.w};
@@ -201,7 +202,8 @@ __device__ __noinline__ float4 plain_product(float4 sums, uint4 a, uint b0, uint
         sum = FMA(half_to_float((ushort)x), half_to_float((ushort)y), sum);
         return FMA(half_to_float((ushort)(x >> 16)), half_to_float((ushort)(y >> 16)), sum);
     };
-    // Lane `row + q` has the inputs 2 q, 2 q + 1 and 8 more of both rows, lane `column + 4 e + q` those of column e.
+    // Lane `row + q` has the inputs 2 q, 2 q + 1 and 8 more of both rows, lane `column + 4 e + q` those of
+    // column e.
 #pragma unroll
     for (uint q = 0; q < 4; q++) {
         uint x[4] = {__shfl_sync(0xffffffffu, a.x, row + q), __shfl_sync(0xffffffffu, a.y, row + q),
@@ -222,7 +224,8 @@ __device__ __noinline__ float4 plain_product(float4 sums, uint4 a, uint b0, uint
 // d += a b on integers of halves: exact while sums stay within 2^24.
 SHARED void mma(float d[4], const uint a[4], uint b0, uint b1) {
 #ifdef PLAIN_SUMS
-    float4 sums = plain_product(make_float4(d[0], d[1], d[2], d[3]), make_uint4(a[0], a[1], a[2], a[3]), b0, b1);
+    float4 sums = make_float4(d[0], d[1], d[2], d[3]);
+    sums = plain_product(sums, make_uint4(a[0], a[1], a[2], a[3]), b0, b1);
     d[0] = sums.x, d[1] = sums.y, d[2] = sums.z, d[3] = sums.w;
 #else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

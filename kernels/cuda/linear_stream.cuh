@@ -43,8 +43,9 @@ struct SliceSums {
             for (uint other = 0; other < count; other++) sum = sum + others[(other * VALUES + i) * 32];
         }
     }
-    // Totals of a tile of which a team has a slice a warp: true in the first one, which gets them. `parts`: the lane's
-    // part of the team's shared memory for this tile, slices - 1 places; the next tile takes another.
+    // Totals of a tile of which a team has a slice a warp: true in the first one, which gets them. `parts`:
+    // the lane's part of the team's shared memory for this tile, slices - 1 places; the next tile takes
+    // another.
     SHARED bool gather(float* parts, uint team, uint slices, uint slice) {
         if (slices > 1) {
             if (slice > 0) put(parts + (slice - 1) * VALUES * 32);

@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) probe_half(float* out, uint tu
     for (uint i = 0; i < 2; i++) b[i] = threadIdx.x * 0x00010001u + i + 4;
     for (uint turn = 0; turn < turns; turn++) {
         for (uint i = 0; i < 8; i++)
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                          "{%0,%1,%2,%3};"
                          : "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -35,7 +35,8 @@ struct Factors {
     float weight[HEAD_VALUES], cosine[HEAD_VALUES], sine[HEAD_VALUES];
 };
 
-SHARED void load_factors(Factors& to, const float* weight, uint head_dim, const Rotary& rotary, const StepRow& row) {
+SHARED void load_factors(Factors& to, const float* weight, uint head_dim, const Rotary& rotary,
+                         const StepRow& row) {
     uint lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < HEAD_VALUES; i++) {

@@ -1,4 +1,5 @@
-// The step tables: what begin() writes once for all launches of a step. Mirrored in crates/device/src/cuda/memory.rs.
+// The step tables: what begin() writes once for all launches of a step. Mirrored in
+// crates/device/src/cuda/memory.rs.
 #pragma once
 #include "common.cuh"
 
@@ -10,7 +11,7 @@ struct StepRow {
     uint index;        // token index: start + depth
     uint storage;      // place of its K/V in the sequence: start + row
     int parent;        // parent row inside the window, -1: the committed state
-    uint ancestors;    // trees and uncommitted windows: bit j set if window row j is an ancestor or the row itself
+    uint ancestors;    // trees and uncommitted windows: bit j set if window row j is an ancestor or itself
     uint pad[2];
 };
 

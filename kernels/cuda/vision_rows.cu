@@ -2,8 +2,8 @@
 // dimensions. Bound by memory: each moves its rows once.
 #include "step.cuh"
 
-// Rows of pixels, width = 3 frames area: levels[3][256] of bytes [rows][3][area], each channel's frame after frame.
-// Grid [rows], 256 threads.
+// Rows of pixels, width = 3 frames area: levels[3][256] of bytes [rows][3][area], each channel's frame after
+// frame. Grid [rows], 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     patch_rows(const uchar* bytes, const float* levels, float* to, uint area, uint width) {
     wait_for_launches_before();

@@ -1,6 +1,6 @@
-// The scalar functions of docs/arithmetic.md (rule 2): a port of crates/device/src/cpu/math.rs, the same bits.
-// The including language defines SHARED (function qualifier), FMA, BITS (float to uint), FLOAT (uint to float),
-// and the types uint and ulong.
+// The scalar functions of docs/arithmetic.md (rule 2): a port of crates/device/src/cpu/math.rs, the same
+// bits. The including language defines SHARED (function qualifier), FMA, BITS (float to uint), FLOAT (uint to
+// float), and the types uint and ulong.
 #ifndef CLARY_SHARED_MATH_H
 #define CLARY_SHARED_MATH_H
 

@@ -23,8 +23,8 @@ SHARED float quantize_code(float x, float factor) {
     if (factor == 0.0f) return 0.0f;
     float t = x * factor;
     uint exponent = (BITS(t) >> 23) & 0xffu;
-    // Values below 2^11 round to integers, others to 11 significant bits. Adding 1.5 * 2^(23 + step) rounds to
-    // multiples of 2^step.
+    // Values below 2^11 round to integers, others to 11 significant bits. Adding 1.5 * 2^(23 + step) rounds
+    // to multiples of 2^step.
     int step = exponent > 137u ? (int)exponent - 137 : 0;
     float shift = FLOAT(((uint)(23 + step + 127) << 23) | 0x400000u);
     return (t + shift) - shift;
