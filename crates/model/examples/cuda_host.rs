@@ -48,8 +48,8 @@ fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Re
     Ok(())
 }
 
-/// Median times of encoding a picture of `side` x `side` patches: until the calls return, of the embedding, the blocks and
-/// the merger.
+/// Median times of encoding a picture of `side` x `side` patches: until the calls return, of the embedding,
+/// the blocks and the merger.
 fn encode(tour: &mut Tour<'_>, side: usize, times: usize) -> Result {
     let spec = tour.model.image_spec().ok_or("a model with a tower")?;
     let picture = Arc::new(picture(&spec, side));

@@ -27,7 +27,8 @@ pub struct KernelReport {
     pub spills: u32,
 }
 
-/// Compiles all kernel files, in the variants that [`VARIANTS`] names, for these architectures, on all processors.
+/// Compiles all kernel files, in the variants that [`VARIANTS`] names, for these architectures, on all
+/// processors.
 pub fn compile_all(archs: &[String]) -> Result<Vec<KernelReport>> {
     let jobs: Vec<_> =
         archs.iter().flat_map(|arch| VARIANTS.iter().map(move |variant| (arch, variant))).collect();

@@ -5,8 +5,8 @@ use std::thread;
 
 use super::driver::Result;
 
-/// Does every job, as many at a time as there are processors: what each gave, in order of the jobs, or the error of
-/// one, after which none begins.
+/// Does every job, as many at a time as there are processors: what each gave, in order of the jobs, or the
+/// error of one, after which none begins.
 pub(super) fn in_parallel<J: Sync, T: Send>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<T> + Sync,

@@ -294,8 +294,8 @@ fn place_of(at: usize, columns: usize, merge: usize) -> [usize; 2] {
     [block / across * merge + inside / merge, block % across * merge + inside % merge]
 }
 
-/// Where patch `at` lies in the position table, whose corners lie on the picture's (`docs/model.md` section 9,
-/// step 3).
+/// Where patch `at` lies in the position table, whose corners lie on the picture's (`docs/model.md` section
+/// 9, step 3).
 fn position(vision: &VisionConfig, grid: [usize; 3], at: usize) -> Between {
     let side = vision.table_side;
     let taps = |index: usize, length: usize| {

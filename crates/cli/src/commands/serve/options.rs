@@ -108,8 +108,8 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = cache)]
     #[arg(env = "CLARY_CACHE_DEVICE")]
     pub(crate) cache_device: CacheSize,
-    /// Folder that keeps the prompt cache over restarts, and what memory has no room for; it holds the prompts'
-    /// tokens, for its owner alone
+    /// Folder that keeps the prompt cache over restarts, and what memory has no room for; it holds the
+    /// prompts' tokens, for its owner alone
     #[arg(long, value_name = "DIR", env = "CLARY_CACHE_DISK")]
     pub(crate) cache_disk: Option<PathBuf>,
     /// Most bytes of the files in that folder; the oldest go first
