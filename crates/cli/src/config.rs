@@ -4,8 +4,6 @@
 //! parser of the command line as options typed last, so that a value means the same in all three places.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
@@ -15,6 +13,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args::Cli;
 use crate::error::{Failure, Result};
+use crate::input;
 use crate::mistakes::{self, Mistake};
 
 /// Longest configuration file, bytes.
@@ -87,14 +86,7 @@ pub(crate) fn text(named: Option<&Path>) -> Result<Option<String>> {
             None => return Ok(None),
         },
     };
-    let mut text = String::new();
-    File::open(&path)
-        .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
-        .map_err(|error| Failure::file(&path, &error))?;
-    if text.len() as u64 > FILE_MAX {
-        return Err(Failure::usage(format!("{}: more than {FILE_MAX} bytes", path.display())));
-    }
-    Ok(Some(text))
+    input::text(&path, FILE_MAX).map(Some)
 }
 
 /// Reads and checks a configuration file. A usual file that is not there says nothing.

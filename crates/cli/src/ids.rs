@@ -1,12 +1,11 @@
 //! A file of token ids.
 
-use std::fs::File;
-use std::io::{Read, stdin};
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::error::{Failure, Result};
+use crate::input;
 
 /// Largest file of ids, bytes.
 const IDS_BYTES_MAX: u64 = 64 << 20;
@@ -14,16 +13,7 @@ const IDS_BYTES_MAX: u64 = 64 << 20;
 /// Reads a JSON array of token ids below `vocabulary`; `-` is stdin.
 pub(crate) fn read(path: &Path, vocabulary: usize) -> Result<Vec<u32>> {
     let name = if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() };
-    let failed = |error: &std::io::Error| Failure::file(Path::new(&name), error);
-    let reader: Box<dyn Read> = match path == Path::new("-") {
-        true => Box::new(stdin().lock()),
-        false => Box::new(File::open(path).map_err(|error| failed(&error))?),
-    };
-    let mut bytes = Vec::new();
-    reader.take(IDS_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-    if bytes.len() as u64 > IDS_BYTES_MAX {
-        return Err(Failure::usage(format!("{name}: more than {IDS_BYTES_MAX} bytes of token ids")));
-    }
+    let bytes = input::file_or_stdin(path, IDS_BYTES_MAX)?;
     parse(&bytes, vocabulary).map_err(|problem| {
         Failure::usage(format!("{name}: {problem}"))
             .hint(format!("a JSON array of token ids below {vocabulary} is expected, such as [1, 2, 3]"))

@@ -7,6 +7,7 @@ mod config;
 mod error;
 mod hub;
 mod ids;
+mod input;
 mod interrupt;
 mod load;
 mod memory;

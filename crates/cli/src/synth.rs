@@ -1,7 +1,5 @@
 //! Random weights with another model's geometry.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{Expected, Kind, Recipe, Synth, parse_config};
@@ -9,6 +7,7 @@ use model::qwen3_5::{Config, EXPERTS_MAX, LAYERS_MAX, Parts, inventory};
 use serde_json::{Map, Value};
 
 use crate::error::{Exit, Failure, Result};
+use crate::input;
 use crate::origin::SynthSpec;
 
 /// Largest config.json that is read, bytes.
@@ -49,19 +48,9 @@ fn source(spec: &SynthSpec, vision: bool) -> Result<Synth> {
 }
 
 fn read(path: &Path) -> Result<Value> {
-    let failed = |error: std::io::Error| {
-        Failure::new(Exit::Model, format!("{}: {error}", path.display()))
-            .hint("name a config.json of the family; configs/ has some")
-    };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > CONFIG_BYTES_MAX {
-        return Err(Failure::new(
-            Exit::Model,
-            format!("{}: more than {CONFIG_BYTES_MAX} bytes; a config.json is smaller", path.display()),
-        ));
-    }
+    let bytes = input::file(path, CONFIG_BYTES_MAX).map_err(|failure| {
+        Failure::new(Exit::Model, failure.message).hint("name a config.json of the family; configs/ has some")
+    })?;
     parse_config(&bytes)?;
     serde_json::from_slice(&bytes)
         .map_err(|error| Failure::new(Exit::Model, format!("{}: {error}", path.display())))

@@ -1,7 +1,6 @@
 //! Chats as files: `{"messages": [...], "tools": [...]}` in OpenAI's shape.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use server::Conversation;
 use text::{Content, Message, Part, Role, Tool, ToolCall};
 
 use crate::error::{Failure, Result};
+use crate::input;
 use crate::target::Target;
 
 /// Largest file of a chat, bytes.
@@ -16,15 +16,7 @@ const CHAT_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads a chat: an object with `messages` and perhaps `tools`, or the array of messages alone.
 pub(crate) fn load(path: &Path) -> Result<Conversation> {
-    let failed = |error: std::io::Error| Failure::file(path, &error);
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(CHAT_BYTES_MAX + 1).read_to_end(&mut bytes))
-        .map_err(failed)?;
-    if bytes.len() as u64 > CHAT_BYTES_MAX {
-        return Err(Failure::usage(format!("{}: more than {CHAT_BYTES_MAX} bytes", path.display())));
-    }
-    let json: Value = serde_json::from_slice(&bytes)
+    let json: Value = serde_json::from_slice(&input::file(path, CHAT_BYTES_MAX)?)
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     let (messages, tools) = match &json {
         Value::Object(object) => (&json["messages"], object.get("tools").unwrap_or(&Value::Null)),

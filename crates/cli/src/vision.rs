@@ -15,6 +15,7 @@ use server::{Vision, VisionSettings};
 use text::{Image, Part};
 
 use crate::error::{Exit, Failure, Result};
+use crate::input;
 use crate::weights::Weights;
 
 /// Most tokens of a picture that are chosen without being asked for: 2048 x 2048 pixels at 32 a token.
@@ -110,9 +111,7 @@ pub(crate) fn settings(dir: Option<&Path>, args: &VisionArgs) -> Result<VisionSe
 }
 
 fn read(path: &Path) -> Result<Value> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_end(&mut bytes));
-    read.map_err(|error| Failure::file(path, &error))?;
+    let bytes = input::file(path, CONFIG_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|error| {
         let message = format!("{}: not JSON: {error}", path.display());
         Failure::new(Exit::Model, message).hint("copy the file from the model again")

@@ -1,7 +1,6 @@
 //! `clary run`: one reply.
 
-use std::fs::File;
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 use std::path::Path;
 
 use serde_json::Value;
@@ -15,7 +14,7 @@ use crate::load::Sizes;
 use crate::output::Output;
 use crate::session;
 use crate::settings::{self, Thinking, Wish};
-use crate::{reply, table, vision};
+use crate::{input, reply, table, vision};
 
 /// Longest prompt read from stdin, bytes.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
@@ -77,13 +76,8 @@ fn question(prompt: String, mut parts: Vec<Part>) -> Message {
 
 /// A schema from a file.
 fn schema(path: &Path) -> Result<Value> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(SCHEMA_BYTES_MAX + 1).read_to_end(&mut bytes));
-    read.map_err(|error| Failure::file(path, &error))?;
-    if bytes.len() as u64 > SCHEMA_BYTES_MAX {
-        let message = format!("{}: more than {SCHEMA_BYTES_MAX} bytes", path.display());
-        return Err(Failure::usage(message).hint("a JSON Schema may have 256 KiB"));
-    }
+    let read = input::file(path, SCHEMA_BYTES_MAX);
+    let bytes = read.map_err(|failure| failure.or_hint("a JSON Schema may have 256 KiB"))?;
     serde_json::from_slice(&bytes).map_err(|error| {
         Failure::usage(format!("{}: not JSON: {error}", path.display())).hint("a JSON Schema is expected")
     })
@@ -117,19 +111,6 @@ fn prompt(typed: Option<&str>) -> Result<String> {
 }
 
 fn read() -> Result<String> {
-    let mut bytes = Vec::new();
-    stdin()
-        .lock()
-        .take(PROMPT_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| Failure::usage(format!("stdin: {error}")))?;
-    if bytes.len() as u64 > PROMPT_BYTES_MAX {
-        return Err(Failure::usage(format!(
-            "stdin: more than {PROMPT_BYTES_MAX} bytes; send a shorter prompt"
-        )));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        Failure::usage(format!("stdin: byte {at} is not UTF-8")).hint("convert the prompt to UTF-8")
-    })
+    let read = input::text_or_stdin(Path::new("-"), PROMPT_BYTES_MAX);
+    read.map_err(|failure| failure.or_hint("send a shorter prompt"))
 }

@@ -1,7 +1,5 @@
 //! Receipts, requests and bundles as files.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -9,20 +7,14 @@ use server::http::{BUNDLE_VERSION, Bundle, Receipt};
 
 use super::seen::Seen;
 use crate::error::{Failure, Result};
+use crate::input;
 
 /// Longest file: a request of the largest size, written out with white space.
 const BYTES_MAX: u64 = 256 << 20;
 
 /// Reads a file whole.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes));
-    read.map_err(|error| Failure::file(path, &error))?;
-    if bytes.len() as u64 > BYTES_MAX {
-        let message = format!("{}: more than {BYTES_MAX} bytes", path.display());
-        return Err(Failure::usage(message).hint("is this the right file?"));
-    }
-    Ok(bytes)
+    input::file(path, BYTES_MAX).map_err(|failure| failure.or_hint("is this the right file?"))
 }
 
 /// A receipt and the texts that stand beside it, if any.

@@ -1,7 +1,5 @@
 //! What can be typed after `clary serve`, and what it means.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +11,7 @@ use server::http::{SamplingSource, Settings, SettingsError, Typed};
 use super::LogFormat;
 use crate::args::{self, DraftArg, ModelArgs, OnOff, ThreadsArg};
 use crate::error::{Failure, Result};
+use crate::input;
 use crate::settings::{self, LateSystemArg, Thinking};
 use crate::vision::VisionArgs;
 
@@ -372,14 +371,8 @@ fn nonsense(error: SettingsError) -> Failure {
 fn keys(file: Option<&Path>) -> Result<Vec<String>> {
     let mut keys = Vec::new();
     if let Some(path) = file {
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(KEY_FILE_MAX + 1).read_to_string(&mut text))
-            .map_err(|error| Failure::file(path, &error))?;
-        if text.len() as u64 > KEY_FILE_MAX {
-            let message = format!("{}: more than {KEY_FILE_MAX} bytes", path.display());
-            return Err(Failure::usage(message).hint("--api-key-file holds one key a line"));
-        }
+        let read = input::text(path, KEY_FILE_MAX);
+        let text = read.map_err(|failure| failure.or_hint("--api-key-file holds one key a line"))?;
         // A file that was named says that keys are wanted, even if it is empty.
         keys.push("# key file".to_owned());
         keys.extend(text.lines().map(str::to_owned));

@@ -2,8 +2,6 @@
 
 mod lint;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -13,6 +11,7 @@ use text::{History, LateSystem, Message, RenderOptions, Rendered, Specials, Tool
 
 use crate::args::OnOff;
 use crate::error::{Exit, Failure, Result};
+use crate::input;
 use crate::origin::Origin;
 use crate::output::Output;
 use crate::settings::{self, LateSystemArg};
@@ -55,7 +54,7 @@ pub(crate) fn template(args: &TemplateArgs, output: &Output) -> Result {
         return lint::lint(&text, output);
     }
     let chat = match &args.file {
-        Some(path) => serde_json::from_str(&read(path)?)
+        Some(path) => serde_json::from_str(&input::text_or_stdin(path, CHAT_MAX)?)
             .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?,
         None => serde_json::from_str(QUESTION).expect("it is JSON"),
     };
@@ -81,21 +80,6 @@ pub(crate) fn template(args: &TemplateArgs, output: &Output) -> Result {
     }
     let opens = if rendered.in_reasoning { "the reply begins with reasoning" } else { "no reasoning" };
     Ok(output.note(&format!("{} tokens; {opens}", rendered.ids.len()))?)
-}
-
-fn read(path: &Path) -> Result<String> {
-    let failed = |error: std::io::Error| Failure::file(path, &error);
-    let mut text = String::new();
-    match path == Path::new("-") {
-        true => std::io::stdin().take(CHAT_MAX + 1).read_to_string(&mut text).map_err(failed)?,
-        false => {
-            File::open(path).map_err(failed)?.take(CHAT_MAX + 1).read_to_string(&mut text).map_err(failed)?
-        }
-    };
-    if text.len() as u64 > CHAT_MAX {
-        return Err(Failure::usage(format!("{}: more than {CHAT_MAX} bytes", path.display())));
-    }
-    Ok(text)
 }
 
 /// Renders an array of messages, or a request with `messages`, `tools` and `chat_template_kwargs`.
