@@ -159,7 +159,7 @@ struct Loaded {
 /// Listens, loads, serves, ends. Those who ask while the model is being loaded are told so.
 async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
     let facts = Facts::of(&ready.weights, &ready.args.model)?;
-    let (orders, received) = Orders::watch(settings.drain_timeout)?;
+    let (mut orders, received) = Orders::watch(settings.drain_timeout)?;
     let listener = bind(&settings.bind).await?;
     let address = listener.address();
     let app = App::new(settings, facts.id.clone());
@@ -195,11 +195,13 @@ async fn run(ready: Ready, settings: Settings, output: Output) -> Result {
         () = &mut serving => {}
         failure = watch::progress(&app, exit_on_stall) => return Err(failure),
     }
-    if orders.count() > 1 {
-        return Err(Failure::interrupted());
+    // The engine's last work takes a while where the cache goes to disk.
+    let stopping = tokio::task::spawn_blocking(move || engine.stop("the server ends"));
+    tokio::select! {
+        biased;
+        () = orders.second() => Err(Failure::interrupted()),
+        _ = stopping => Ok(()),
     }
-    engine.stop("the server ends");
-    Ok(())
 }
 
 async fn bind(bind: &Bind) -> Result<Listener> {
