@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::HeaderMap;
+use axum::extract::{FromRequest, Request};
 use serde_json::{Map, Value};
 
 use super::app::Context;
 use super::auth::Turn;
 use super::body;
-use super::error::ApiError;
+use super::error::{ApiError, Dialect};
 use super::json;
 use super::state::{App, Served};
 
@@ -21,19 +20,27 @@ pub(crate) struct Asked {
     bytes: Vec<u8>,
 }
 
-impl Asked {
-    /// Reads a body. Refused before that where there is no model to answer.
-    pub(crate) async fn read(
-        app: App,
-        context: Context,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<Arc<Self>, ApiError> {
-        let served = app.served()?;
-        let bytes = body::read(headers, body, &app.settings().limits).await?;
-        Ok(Arc::new(Self { app, served, context, bytes }))
-    }
+/// A request whose body has been read. Refused before that where there is no model to answer.
+pub(crate) struct Incoming(pub(crate) Arc<Asked>);
 
+impl FromRequest<App> for Incoming {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let served = app.served()?;
+        let (parts, body) = request.into_parts();
+        let context = parts.extensions.get::<Context>().cloned();
+        let context = context.expect("the outermost layer gives one to every request");
+        let headers = match Dialect::of(parts.uri.path()) {
+            Dialect::Ollama => body::assume_json(parts.headers),
+            Dialect::OpenAi | Dialect::Anthropic => parts.headers,
+        };
+        let bytes = body::read(&headers, body, &app.settings().limits).await?;
+        Ok(Self(Arc::new(Asked { app: app.clone(), served, context, bytes })))
+    }
+}
+
+impl Asked {
     /// Takes one of the requests that the caller's key may have running.
     pub(crate) fn turn(&self) -> Result<Turn, ApiError> {
         self.context.caller.turn()

@@ -7,21 +7,17 @@ mod request;
 mod stream;
 mod validate;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use engine::{CacheReport, Request};
 use serde::Serialize;
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
-use super::app::{Context, json};
-use super::asked::Asked;
+use super::app::json;
+use super::asked::Incoming;
 use super::error::ApiError;
 use super::running::{Job, Running};
-use super::state::{App, Served, now_seconds};
+use super::state::{Served, now_seconds};
 use super::{flow, ids};
 
 pub use choice::ToolChoice;
@@ -67,13 +63,7 @@ pub struct DryRun {
 /// Replies to a chat.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest,
     responses((status = 200, body = ChatReply, description = "Or chunks of `ChatChunk` if streamed")))]
-pub(crate) async fn post(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let prepared = asked.prepare(|asked| {
         let request = ChatRequest::read(asked.object()?, &asked.served)?;

@@ -5,20 +5,16 @@ mod request;
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use text::ReplyOptions;
 
-use super::app::{Context, json};
-use super::asked::Asked;
+use super::app::json;
+use super::asked::{Asked, Incoming};
 use super::chat::{Facts, Head, model_note, reader};
 use super::error::ApiError;
 use super::running::{Job, Prompt, Running};
 use super::scores::Scope;
-use super::state::{App, now_seconds};
+use super::state::now_seconds;
 use super::{flow, ids};
 
 pub use reply::{Completion, CompletionChoice, CompletionLogprobs, TopMap};
@@ -43,13 +39,7 @@ impl Prepared {
 /// Goes on with texts.
 #[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest,
     responses((status = 200, body = Completion)))]
-pub(crate) async fn post(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let prepared = asked.prepare(|asked| {
         let request = CompletionRequest::read(asked.object()?, &asked.served)?;

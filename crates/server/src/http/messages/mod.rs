@@ -4,20 +4,16 @@ mod blocks;
 mod reply;
 mod request;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::app::{Context, json};
-use super::asked::Asked;
+use super::app::json;
+use super::asked::{Asked, Incoming};
 use super::chat::{Head, Prepared, prepare};
 use super::error::ApiError;
 use super::running::Running;
-use super::state::{App, now_seconds};
+use super::state::now_seconds;
 use super::{flow, ids};
 
 pub use reply::{Block, MessageReply, MessageUsage};
@@ -33,13 +29,7 @@ pub struct TokenCount {
 /// Replies to a chat.
 #[utoipa::path(post, path = "/v1/messages", tag = "Anthropic", request_body = MessagesRequest,
     responses((status = 200, body = MessageReply)))]
-pub(crate) async fn post(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let Prepared { job, facts } = asked.prepare(|asked| prepared(asked, false)).await?;
     let mut running = Running::submit(asked, job, turn)?;
@@ -52,13 +42,7 @@ pub(crate) async fn post(
 /// Counts the tokens that the same request would read.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "Anthropic", request_body = MessagesRequest,
     responses((status = 200, body = TokenCount)))]
-pub(crate) async fn count(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn count(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let prepared = asked.prepare(|asked| prepared(asked, true)).await?;
     Ok(json(&TokenCount { input_tokens: prepared.facts.prompt_ids.len() }))
 }

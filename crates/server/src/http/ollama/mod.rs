@@ -3,15 +3,16 @@
 mod reply;
 mod request;
 
-use axum::Extension;
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::app::{Context, json as json_response};
-use super::asked::Asked;
+use super::app::json as json_response;
+use super::asked::{Asked, Incoming};
 use super::chat::{ChatRequest, Facts, Head, prepare};
 use super::completions::{self, CompletionRequest};
 use super::error::{ApiError, Code};
@@ -23,36 +24,18 @@ use reply::{OllamaWriter, Route, rfc3339};
 /// Replies to a chat.
 #[utoipa::path(post, path = "/api/chat", tag = "Ollama", request_body = Object,
     responses((status = 200, body = Object, description = "A line for each piece, or one object")))]
-pub(crate) async fn chat(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    answer(app, context, headers, body, Route::Chat).await
+pub(crate) async fn chat(Incoming(asked): Incoming) -> Result<Response, ApiError> {
+    answer(asked, Route::Chat).await
 }
 
 /// Replies to a text.
 #[utoipa::path(post, path = "/api/generate", tag = "Ollama", request_body = Object,
     responses((status = 200, body = Object, description = "A line for each piece, or one object")))]
-pub(crate) async fn generate(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    answer(app, context, headers, body, Route::Generate).await
+pub(crate) async fn generate(Incoming(asked): Incoming) -> Result<Response, ApiError> {
+    answer(asked, Route::Generate).await
 }
 
-async fn answer(
-    app: App,
-    context: Context,
-    headers: HeaderMap,
-    body: Body,
-    route: Route,
-) -> Result<Response, ApiError> {
-    let headers = body::assume_json(headers);
-    let asked = Asked::read(app, context, &headers, body).await?;
+async fn answer(asked: Arc<Asked>, route: Route) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let prepared = asked.prepare(move |asked| prepared(asked, route)).await?;
     let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&asked.app, route))) };

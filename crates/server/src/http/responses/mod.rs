@@ -3,18 +3,14 @@
 mod reply;
 mod request;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::{Path, State};
-use axum::http::HeaderMap;
+use axum::extract::Path;
 use axum::response::Response;
 
-use super::app::Context;
-use super::asked::Asked;
+use super::asked::Incoming;
 use super::chat::{Head, Prepared, prepare};
 use super::error::{ApiError, Code, quoted};
 use super::running::Running;
-use super::state::{App, now_seconds};
+use super::state::now_seconds;
 use super::{flow, ids};
 
 pub use request::ResponsesRequest;
@@ -22,13 +18,7 @@ pub use request::ResponsesRequest;
 /// Replies to items.
 #[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest,
     responses((status = 200, body = Object, description = "`response`, or its events if streamed")))]
-pub(crate) async fn post(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let prepared = asked.prepare(|asked| {
         let read = request::read(asked.object()?, &asked.served)?;

@@ -1,17 +1,14 @@
 //! Tokens and text, both ways.
 
-use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use text::Specials;
 use utoipa::ToSchema;
 
-use super::super::app::{Context, json};
-use super::super::asked::Asked;
+use super::super::app::json;
+use super::super::asked::{Asked, Incoming};
 use super::super::chat::{ChatRequest, NoteView, notes_view, prepare};
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
@@ -108,13 +105,7 @@ pub(crate) struct Applied {
 /// Ids of a text or of a chat.
 #[utoipa::path(post, path = "/tokenize", tag = "Tokens", request_body = TokenizeRequest,
     responses((status = 200, body = Tokens)))]
-pub(crate) async fn tokenize(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn tokenize(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let tokens = |asked: &Asked| {
         let (mut map, served) = (asked.object()?, &asked.served);
         let (ids, with_pieces) = if map.contains_key("messages") {
@@ -180,13 +171,7 @@ fn pieces(served: &Served, ids: &[u32]) -> Vec<TokenPiece> {
 /// Text of ids.
 #[utoipa::path(post, path = "/detokenize", tag = "Tokens", request_body = DetokenizeRequest,
     responses((status = 200, body = Detokenized)))]
-pub(crate) async fn detokenize(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn detokenize(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let text = |asked: &Asked| {
         let (mut fields, served) = (Fields::new(asked.object()?), &asked.served);
         let tokens = fields.need("tokens")?;
@@ -217,12 +202,6 @@ pub(crate) async fn info(State(app): State<App>) -> Result<Response, ApiError> {
 /// The prompt of a chat.
 #[utoipa::path(post, path = "/apply-template", tag = "Tokens", request_body = ChatRequest,
     responses((status = 200, body = Applied)))]
-pub(crate) async fn apply_template(
-    State(app): State<App>,
-    Extension(context): Extension<Context>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let asked = Asked::read(app, context, &headers, body).await?;
+pub(crate) async fn apply_template(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     asked.prepare(|asked| Ok(json(&applied(asked, asked.object()?)?))).await
 }
