@@ -24,6 +24,9 @@ pub(crate) const ROWS_MAX: usize = 512;
 
 /// How many times the rows of a processor's step a card's step has.
 const CARD_ROWS: usize = 8;
+/// The same on a card of which so many bytes may be used: it is filled still better, and what such a step works in
+/// (4 GiB for a model of 35B) is a small part of it.
+const LARGE_CARD: (u64, usize) = (64 << 30, 16);
 /// Memory beside the weights that a card must have before `auto` takes it, bytes.
 const ROOM: u64 = 1 << 30;
 
@@ -84,13 +87,14 @@ impl Sizes {
 
 /// Settles sizes against the geometry and memory.
 pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Result<Settings> {
+    let limit = memory::limit(args.machine.memory_limit, &args.machine.device);
     let settings = Settings {
         slots: sizes.slots,
         snapshots: sizes.snapshots,
         context: 1,
         pages: sizes.slots,
         kv: form(args.kv),
-        rows_max: step_rows(&args.machine.device, sizes.rows_max),
+        rows_max: step_rows(&args.machine.device, sizes.rows_max, limit),
         logits_rows_max: sizes.logits_rows_max,
         mtp: sizes.mtp,
         image_tokens: sizes.image_tokens,
@@ -100,7 +104,7 @@ pub(crate) fn settle(weights: &Weights, args: &ModelArgs, sizes: Sizes) -> Resul
         config: &weights.config,
         mtp: sizes.mtp && weights.parts.mtp,
         weights: weights.bytes,
-        limit: memory::limit(args.machine.memory_limit, &args.machine.device),
+        limit,
         spare_pages: sizes.snapshots,
     };
     wish.settle(&settings, sizes.ctx)
@@ -142,9 +146,14 @@ pub(crate) fn named(typed: &str, weights: &Weights) -> String {
 }
 
 /// Most rows of a step where the processor would take `rows`: a card is filled by more of them, and answers
-/// sooner all the same.
-pub(crate) fn step_rows(device: &str, rows: usize) -> usize {
-    if device::card(device).is_some() { CARD_ROWS * rows } else { rows }
+/// sooner all the same. `limit`: bytes that may be used of the device's memory.
+pub(crate) fn step_rows(device: &str, rows: usize, limit: Option<u64>) -> usize {
+    let (large, times) = LARGE_CARD;
+    match device::card(device) {
+        None => rows,
+        Some(_) if limit.is_some_and(|limit| limit >= large) => times * rows,
+        Some(_) => CARD_ROWS * rows,
+    }
 }
 
 /// Threads as typed, else one for each physical core that this process may use.
@@ -241,4 +250,17 @@ pub(crate) fn summary(weights: &Weights) -> String {
     let config = &weights.config;
     let (layers, experts, hidden) = (config.layers.len(), config.experts, config.hidden);
     format!("{layers} layers, {experts} experts, hidden {hidden}, {} stored", table::bytes(weights.bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_takes_as_many_rows_as_its_memory_affords() {
+        assert_eq!(step_rows("cpu", 512, Some(1 << 40)), 512);
+        assert_eq!(step_rows("cuda:0", 512, None), 4096);
+        assert_eq!(step_rows("cuda:0", 512, Some(24 << 30)), 4096);
+        assert_eq!(step_rows("cuda:1", 512, Some(80 << 30)), 8192);
+    }
 }

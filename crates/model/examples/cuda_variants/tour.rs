@@ -13,8 +13,8 @@ use crate::subjects::Result;
 const SLOTS: usize = 32;
 /// Most tokens of a sequence: longer than a list of attention's spans.
 const CONTEXT: usize = 20_480;
-/// Most rows of a step, as the command line takes them for a card.
-const ROWS_MAX: usize = 4096;
+/// Most rows of a step, as the command line takes them for a large card; a small one has half of them.
+const ROWS_MAX: usize = 8192;
 /// Most tokens of a picture.
 const IMAGE_TOKENS: usize = 1024;
 
@@ -96,7 +96,7 @@ impl<'a> Tour<'a> {
     /// One prompt of every class of lengths, and the rows of it that are scored.
     fn prompts(&mut self) -> Result {
         for rows in
-            [1, 2, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 100, 128, 256, 512, 1024, 2048, ROWS_MAX]
+            [1, 2, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 100, 128, 256, 512, 1024, 2048, 4096, ROWS_MAX]
         {
             for logits in [Logits::None, Logits::Last, Logits::All] {
                 if rows > self.context || (logits == Logits::All && rows > 1024) {

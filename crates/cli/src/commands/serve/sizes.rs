@@ -83,7 +83,7 @@ impl Ask<'_> {
             context: 1,
             pages: slots,
             kv: load::form(self.args.model.kv),
-            rows_max: load::step_rows(&self.args.model.machine.device, ROWS_MAX),
+            rows_max: load::step_rows(&self.args.model.machine.device, ROWS_MAX, self.limit),
             logits_rows_max: (slots * WINDOW_ROWS_MAX).clamp(64, ROWS_MAX),
             mtp: self.mtp(),
             image_tokens: self.image_tokens,
