@@ -1,7 +1,7 @@
 // Rows of codes as linear_warpgroup.cuh wants them: all groups of a slice of 1024 inputs in one unit, the
-// largest of theirs, and pairs in the order of fragments. A row whose units lie more than 2^24 apart in a
-// slice does not fit into halves: it is marked, and the kernel of other cards does it again.
-#include "common.cuh"
+// largest of theirs. A row whose units lie more than 2^24 apart in a slice does not fit into halves: it is
+// marked, and the kernel of other cards does it again.
+#include "aligned.cuh"
 
 #define SLICE 1024
 
@@ -9,14 +9,12 @@ struct AlignArgs {
     const uchar* codes;
     const float* units;
     const float* sums;
-    uchar* to;
-    float* to_sums;
-    float* to_units;
+    AlignedRows to;
     uint* wide;
     uint cols, group;
 };
 
-// One block a row, eight inputs a thread; `cols` is a multiple of 32, `group` of 8.
+// One block a row, eight inputs a thread; `cols` is a multiple of 64, `group` of 64.
 extern "C" __global__ void __launch_bounds__(128) align_rows(const __grid_constant__ AlignArgs args) {
     wait_for_launches_before();
     start_next_launch();
@@ -33,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) align_rows(const __grid_consta
         bool fault = highest > 0x7f000000u;
         if (least != 0xffffffffu && !fault && highest - least > 24u << 23) wide = 1;
         if (t == 0)
-            args.to_units[(ulong)row * slices + slice] = FLOAT(highest);
+            put_unit(args.to, row, slice, FLOAT(highest));
         uint at = slice * SLICE + t * 8;
         if (at >= args.cols) continue;
         uint group = at / args.group;
@@ -43,13 +41,11 @@ extern "C" __global__ void __launch_bounds__(128) align_rows(const __grid_consta
         float factor = FLOAT((127u - below) << 23);
         uint factors = (uint)half_bits(factor) * 0x00010001u;
         uint4 pairs = *(const uint4*)(args.codes + ((ulong)row * args.cols + at) * 2);
-        uint* to = (uint*)(args.to + ((ulong)row * args.cols + at / 32 * 32) * 2) + at / 8 % 4;
-        to[0] = half_fma(pairs.x, factors, 0), to[4] = half_fma(pairs.y, factors, 0);
-        to[8] = half_fma(pairs.z, factors, 0), to[12] = half_fma(pairs.w, factors, 0);
-        if (at % args.group == 0) {
-            ulong place = (ulong)row * groups + group;
-            args.to_sums[place] = args.sums[place] * factor;
-        }
+        put_codes(args.to, row, at, half_fma(pairs.x, factors, 0));
+        put_codes(args.to, row, at + 2, half_fma(pairs.y, factors, 0));
+        put_codes(args.to, row, at + 4, half_fma(pairs.z, factors, 0));
+        put_codes(args.to, row, at + 6, half_fma(pairs.w, factors, 0));
+        if (at % args.group == 0) put_sum(args.to, row, group, args.sums[(ulong)row * groups + group] * factor);
     }
     if (t == 0) args.wide[row] = wide;
 }

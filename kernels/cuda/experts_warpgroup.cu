@@ -20,7 +20,7 @@ struct ExpertArgs {
     float* gate_up;                // [2][pairs][INNER]
     float* out;                    // [pairs, width]
     AlignedRows in;                // of x
-    AlignedRows hidden;            // [pairs, INNER], and of each pair whether it is wide (align.cu)
+    AlignedRows hidden;            // of pairs, and of each pair whether it is wide (align.cu)
     uint* wide;
     // Codes as they are, of wide pairs at least.
     uchar* plain_codes;
@@ -33,6 +33,7 @@ struct ExpertArgs {
 template <bool DOWN>
 struct ExpertTiles {
     typedef ::Stored Stored;
+    static const bool GATHERED = true;
     const ExpertArgs& args;
 
     SHARED uint cols() const { return DOWN ? args.inner : args.width; }
@@ -128,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (highest == 0) highest = BITS(1.0f);
         bool fault = highest > 0x7f000000u;
         wide |= least != 0xffffffffu && !fault && highest - least > 24u << 23;
-        if (lane == 0) ((float*)args.hidden.units)[(ulong)pair * slices + slice] = FLOAT(highest);
+        if (lane == 0) put_unit(args.hidden, pair, slice, FLOAT(highest));
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             uint at = slice * SLICE + (i * 32 + lane) * 4;
@@ -144,13 +145,11 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (uint h = GROUP_LANES / 2; h > 0; h >>= 1) sum = sum + __shfl_xor_sync(0xffffffffu, sum, h);
             if (at >= INNER) continue;
-            uint* to = (uint*)(args.hidden.codes + ((ulong)pair * INNER + at / 32 * 32) * 2);
-            to += at / 4 % 2 * 8 + at / 8 % 4;
-            to[0] = half_pair(code[0] * align, code[1] * align);
-            to[4] = half_pair(code[2] * align, code[3] * align);
+            put_codes(args.hidden, pair, at, half_pair(code[0] * align, code[1] * align));
+            put_codes(args.hidden, pair, at + 2, half_pair(code[2] * align, code[3] * align));
             ulong group = (ulong)pair * groups + at / Stored::GROUP;
             bool first = at % Stored::GROUP == 0;
-            if (first) ((float*)args.hidden.sums)[group] = sum * align;
+            if (first) put_sum(args.hidden, pair, at / Stored::GROUP, sum * align);
             if (slices == 1 && !wide) continue;
             *(uint2*)(args.plain_codes + ((ulong)pair * INNER + at) * 2) =
                 make_uint2(half_pair(code[0], code[1]), half_pair(code[2], code[3]));

@@ -22,6 +22,7 @@ struct WarpgroupArgs {
 
 struct LinearTiles {
     typedef Kind<KIND0>::Stored Stored;
+    static const bool GATHERED = false;
     const WarpgroupArgs& args;
 
     SHARED uint cols() const { return args.cols; }

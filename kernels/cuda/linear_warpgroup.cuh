@@ -1,35 +1,31 @@
 // Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64
 // or 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
 // weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
-// fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products
-// of the other run. Copies report to the barriers by themselves, so that as many steps as there are stages
-// are on their way.
+// fills by the copy engine. Each works on two halves of the rows in turn: while the group sums of one are
+// scaled, the products of the other run. Copies report to the barriers by themselves, so that as many steps
+// as there are stages are on their way.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
 // same bits as long as nothing underflows, which matrices with scales and biases of ordinary size grant
 // (packing.rs). Two digits: I = 16 (I1 + csum / 2) + I0, where the sum of (w1 + 1/2) code stays below 2^23
-// and is exact. Inside each 32 inputs of a row, codes lie as the fragments want them: pair p of the chunk of
-// lane q at pair 4 p + q.
+// and is exact.
 #pragma once
+#include "aligned.cuh"
 #include "linear.cuh"
 #include "warpgroup.cuh"
 
 #define TILE_OUTPUTS 128
 #define PRODUCT_THREADS 256
 #define TILE_THREADS 384
+#define FILL_WARPS 4
+// Steps that gathered rows are on their way before the ring is told.
+#define GATHER_STEPS 3
 // From this many rows on, products have two parts.
 #define SPLIT_ROWS 64
 // Registers of a thread that fills and of one that multiplies: 64 Ki for the block.
 #define FILL_REGISTERS 56
 #define PRODUCT_REGISTERS 224
-
-// Aligned rows: halves [rows, cols], sums of codes in aligned units [rows, groups], units [rows, slices].
-struct AlignedRows {
-    const uchar* codes;
-    const float* sums;
-    const float* units;
-};
 
 template <class S>
 struct RingShape {
@@ -53,7 +49,8 @@ struct RingTile {
     const uint* index;
     uint divisor, first, count, cols, tile, outputs;
     float* out;
-    SHARED uint row(uint n) const { return index ? index[n] / divisor : first + n; }
+    // Of gathered rows.
+    SHARED uint row(uint n) const { return index[n] / divisor; }
 };
 
 // What those who multiply have to know of a tile, so that they need not look it up.
@@ -82,12 +79,14 @@ struct Ring {
         stages = smem + 1024;
         stage = 0, parity = 0, note = 0, note_parity = 0;
     }
+    template <bool GATHERED>
     SHARED void init(uint thread) {
         if (thread < STAGES) {
-            barrier_init(full + thread, 128);
+            barrier_init(full + thread, GATHERED ? 2 * FILL_WARPS : FILL_WARPS);
             barrier_init(empty + thread, PRODUCT_THREADS / 32);
         }
         if (thread < NOTES) barrier_init(noted + thread, 1);
+        barriers_made();
         __syncthreads();
     }
     SHARED void next() {
@@ -107,67 +106,103 @@ struct Ring {
     }
 };
 
-// Where row n's float of a stage lies: those of a lane's four rows of two row tiles are neighbours.
-SHARED uint float_place(uint n) { return n / 16 * 16 + n % 8 / 2 * 4 + n / 8 % 2 * 2 + n % 2; }
-
-// The thread's part in filling the ring.
+// A warp's part in what the copy engine brings: two of the tile's eight tiles of outputs, and where rows are
+// neighbours a quarter of them and their sums (warp 0) or units (warp 1).
 template <class S>
 struct Filler {
     typedef RingShape<S> R;
-    static const uint CHUNKS = 8 * S::BITS, PARAM_CHUNKS = S::GROUP_BYTES / 16;
-    static const int CODE_COPIES = (8 * CHUNKS + 127) / 128;
+    static const uint GROUP_STEPS = S::GROUP / STEP, STEP_BYTES = S::STEP_WORDS * 4;
+    uint warp, lane, stride, quarter;
+    const uchar *codes[2], *params[2], *rows, *floats;
 
-    template <int ROWS>
-    SHARED void tile(Ring& ring, const RingTile& in, uint t) {
-        uint steps = in.cols / STEP, groups = in.cols / S::GROUP, slices = (in.cols + 1023) / 1024;
-        uint tiles = (in.outputs + 15) / 16;
-        // Row copies: chunk t % 8 of rows t / 8, t / 8 + 16, ...
-        uint from[ROWS / 16];
-        const uchar* rows = in.rows.codes + t % 8 * 16;
+    SHARED void start(const RingTile& in, uint tile_rows) {
+        uint steps = in.cols / STEP, groups = in.cols / S::GROUP, tiles = (in.outputs + 15) / 16;
+#pragma unroll
+        for (uint j = 0; j < 2; j++) {
+            ulong own = min(in.tile + 2 * warp + j, tiles - 1);
+            codes[j] = (const uchar*)in.weights.codes + own * steps * STEP_BYTES;
+            params[j] = in.weights.params + own * groups * S::GROUP_BYTES;
+        }
+        // A multiple of 8.
+        quarter = tile_rows / FILL_WARPS, stride = in.rows.stride;
+        rows = in.rows.codes + (in.first + warp * quarter) * 128ul;
+        floats = (const uchar*)((warp == 0 ? in.rows.sums : in.rows.units) + in.first);
+    }
+
+    // One lane.
+    template <bool GATHERED>
+    SHARED void copy(uchar* stage, ulong* full, bool group_ends, bool slice_ends) {
+        bool with_floats = !GATHERED && (warp == 0 ? group_ends : warp == 1 && slice_ends);
+        uint bytes = 2 * STEP_BYTES + (group_ends ? 2 * S::GROUP_BYTES : 0);
+        if (!GATHERED) bytes += quarter * 128;
+        if (with_floats) bytes += FILL_WARPS * quarter * 4;
+        barrier_expect(full, bytes);
+        if (!GATHERED) copy_bulk(stage + warp * quarter * 128, rows, quarter * 128, full);
+        rows += stride * 128ul;
+#pragma unroll
+        for (uint j = 0; j < 2; j++) {
+            copy_bulk(stage + R::ROW_BYTES + (2 * warp + j) * STEP_BYTES, codes[j], STEP_BYTES, full);
+            codes[j] += STEP_BYTES;
+            if (!group_ends) continue;
+            uchar* to = stage + R::ROW_BYTES + R::CODE_BYTES + (2 * warp + j) * S::GROUP_BYTES;
+            copy_bulk(to, params[j], S::GROUP_BYTES, full);
+            params[j] += S::GROUP_BYTES;
+        }
+        if (!with_floats) return;
+        copy_bulk(stage + (warp == 0 ? R::SUMS_AT : R::UNITS_AT), floats, FILL_WARPS * quarter * 4, full);
+        floats += stride * 4ul;
+    }
+};
+
+// A thread's part in gathering rows that lie anywhere: chunk t % 8 of rows t / 8, t / 8 + 16, ..., floats of
+// row t.
+template <class S, int ROWS>
+struct Gatherer {
+    typedef RingShape<S> R;
+    // In 16 bytes.
+    uint from[ROWS / 16], row_place;
+    const uchar* rows;
+    const float *sums, *units;
+    const uint* place;
+
+    SHARED Gatherer(const RingTile& in, uint t) {
+        rows = in.rows.codes;
+        uint key = t % 8 ^ t / 8 % 8;
 #pragma unroll
         for (int j = 0; j < ROWS / 16; j++)
-            from[j] = in.row(min(t / 8 + 16 * j, in.count - 1)) * (in.cols / 32);
-        const uchar* codes[CODE_COPIES];
-#pragma unroll
-        for (int j = 0; j < CODE_COPIES; j++) {
-            uint i = t + 128 * j, own = min(in.tile + i / CHUNKS, tiles - 1);
-            codes[j] =
-                (const uchar*)(in.weights.codes + (ulong)own * steps * S::STEP_WORDS) + i % CHUNKS * 16;
-        }
-        uint own = min(in.tile + t / PARAM_CHUNKS, tiles - 1);
-        const uchar* params =
-            in.weights.params + (ulong)own * groups * S::GROUP_BYTES + t % PARAM_CHUNKS * 16;
-        uint row = in.row(min(t, in.count - 1));
-        const float* sums = in.rows.sums + (ulong)row * groups;
-        const float* units = in.rows.units + (ulong)row * slices;
-        uint to_row = t / 8 * 128 + (t % 8 ^ t / 8 % 8) * 16, to_float = float_place(t) * 4;
-#pragma unroll 1
-        for (uint step = 0; step < steps; step++) {
-            barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-            uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
-#pragma unroll
-            for (int j = 0; j < ROWS / 16; j++)
-                copy_async_16(stage + to_row + j * 2048, rows + (ulong)from[j] * 64);
-            rows += 2 * STEP;
-#pragma unroll
-            for (int j = 0; j < CODE_COPIES; j++) {
-                if (8 * CHUNKS % 128 == 0 || t + 128 * j < 8 * CHUNKS)
-                    copy_async_16(stage + R::ROW_BYTES + (t + 128 * j) * 16, codes[j]);
-                codes[j] += S::STEP_WORDS * 4;
-            }
-            if (t < 8 * PARAM_CHUNKS) copy_async_16(stage + R::ROW_BYTES + R::CODE_BYTES + t * 16, params);
-            if (t < ROWS) {
-                copy_async_4(stage + R::SUMS_AT + to_float, sums);
-                if ((step + 1) % SLICE_STEPS == 0 || step + 1 == steps)
-                    copy_async_4(stage + R::UNITS_AT + to_float, units + step / SLICE_STEPS);
-                if (in.index && step + 1 == steps)
-                    copy_async_4(stage + R::PLACES_AT + to_float, in.index + min(t, in.count - 1));
-            }
-            if (S::GROUP == 64 || step % 2 == 1) params += S::GROUP_BYTES, sums++;
-            copy_async_report(ring.full + ring.stage);
-            ring.next();
-        }
+            from[j] = chunk_place(in.row(min(t / 8 + 16 * j, in.count - 1)), key) / 16;
+        row_place = float_place(in.row(min(t, in.count - 1)));
+        sums = in.rows.sums + row_place, units = in.rows.units + row_place;
+        place = in.index + min(t, in.count - 1);
     }
+    SHARED void copy(const RingTile& in, uchar* stage, uint t, bool group_ends, bool slice_ends, bool last) {
+#pragma unroll
+        for (int j = 0; j < ROWS / 16; j++)
+            copy_async_16(stage + (t + 128 * j) * 16, rows + (ulong)from[j] * 16);
+        rows += in.rows.stride * 128;
+        uint to = float_place(t) * 4;
+        if (t < ROWS) {
+            if (group_ends) copy_async_4(stage + R::SUMS_AT + to, sums);
+            if (slice_ends) copy_async_4(stage + R::UNITS_AT + to, units);
+            if (last) copy_async_4(stage + R::PLACES_AT + to, place);
+        }
+        if (group_ends) sums += in.rows.stride;
+        if (slice_ends) units += in.rows.stride;
+    }
+};
+
+// Rows that the copy engine brings.
+struct NoGatherer {
+    SHARED NoGatherer(const RingTile&, uint) {}
+    SHARED void copy(const RingTile&, uchar*, uint, bool, bool, bool) {}
+};
+template <class S, int ROWS, bool GATHERED>
+struct GathererOf {
+    typedef NoGatherer Type;
+};
+template <class S, int ROWS>
+struct GathererOf<S, ROWS, true> {
+    typedef Gatherer<S, ROWS> Type;
 };
 
 // Fragments of a warp's 16 outputs by one step, of both digits.
@@ -270,7 +305,6 @@ SHARED void give_back(ulong* empty, uint lane) {
 template <class S>
 SHARED void take_step(StepFragments<S>& f, const Ring& ring, uint warp, uint lane) {
     barrier_wait(ring.full + ring.stage, ring.parity);
-    publish_to_products();
     make_step<S>(f, ring.stages + ring.stage * RingShape<S>::STAGE_BYTES, warp, lane);
 }
 
@@ -393,34 +427,85 @@ SHARED void with_rows(uint count, F f) {
     }
 }
 
-// All of a block's tiles. `Tiles`: kind of matrix `Stored`, inputs `cols()`, `count()` and `tile(n)`.
+// Tells the ring of gathered rows that are there, GATHER_STEPS steps after their copies began.
+struct Reports {
+    uint stage, pending;
+
+    template <int LEFT>
+    SHARED void tell(const Ring& ring, uint lane) {
+        copy_async_wait<LEFT>();
+        publish_to_products();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.full + stage);
+        if (++stage == STAGES) stage = 0;
+        pending--;
+    }
+    SHARED void step(const Ring& ring, uint lane) {
+        copy_async_commit();
+        if (++pending > GATHER_STEPS) tell<GATHER_STEPS>(ring, lane);
+    }
+    SHARED void rest(const Ring& ring, uint lane) {
+        while (pending > 0) tell<0>(ring, lane);
+    }
+};
+
+// Fills the ring with the steps of a tile.
+template <class S, bool GATHERED, int ROWS>
+SHARED void fill_tile(Ring& ring, Filler<S>& filler, Reports& reports, const RingTile& in) {
+    uint steps = in.cols / STEP, t = filler.warp * 32 + filler.lane;
+    filler.start(in, ROWS);
+    typename GathererOf<S, ROWS, GATHERED>::Type gatherer(in, t);
+#pragma unroll 1
+    for (uint step = 0; step < steps; step++) {
+        bool last = step + 1 == steps, group_ends = last || (step + 1) % Filler<S>::GROUP_STEPS == 0;
+        bool slice_ends = last || (step + 1) % SLICE_STEPS == 0;
+        barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+        uchar* stage = ring.stages + ring.stage * RingShape<S>::STAGE_BYTES;
+        if (filler.lane == 0)
+            filler.template copy<GATHERED>(stage, ring.full + ring.stage, group_ends, slice_ends);
+        gatherer.copy(in, stage, t, group_ends, slice_ends, last);
+        if (GATHERED) reports.step(ring, filler.lane);
+        ring.next();
+    }
+}
+
+// All of a block's tiles. `Tiles`: kind of matrix `Stored`, whether rows are GATHERED, inputs `cols()`,
+// `count()` and `tile(n)`.
+template <class Tiles>
+SHARED void fill_ring(Ring& ring, const Tiles& tiles) {
+    typedef typename Tiles::Stored S;
+    uint thread = threadIdx.x - PRODUCT_THREADS;
+    Filler<S> filler;
+    filler.warp = thread / 32, filler.lane = thread % 32;
+    Reports reports = {0, 0};
+    for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
+        RingTile in = tiles.tile(n);
+        if (thread == 0)
+            ring.write_note(
+                TileNote{in.out, in.count, in.tile * 16, in.outputs, in.index != nullptr, {0, 0}});
+        with_rows<RingShape<S>::ROWS>(in.count, [&](auto rows) {
+            fill_tile<S, Tiles::GATHERED, decltype(rows)::COUNT>(ring, filler, reports, in);
+        });
+    }
+    if (Tiles::GATHERED) reports.rest(ring, filler.lane);
+}
+
 template <class Tiles>
 SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
+    typedef typename Tiles::Stored S;
     uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
     Ring ring(smem);
-    ring.init(threadIdx.x);
-    const int MOST = RingShape<typename Tiles::Stored>::ROWS;
+    ring.init<Tiles::GATHERED>(threadIdx.x);
     if (threadIdx.x >= PRODUCT_THREADS) {
         fewer_registers<FILL_REGISTERS>();
-        Filler<typename Tiles::Stored> filler;
-        uint thread = threadIdx.x - PRODUCT_THREADS;
-        for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
-            RingTile in = tiles.tile(n);
-            if (thread == 0)
-                ring.write_note(
-                    TileNote{in.out, in.count, in.tile * 16, in.outputs, in.index != nullptr, {0, 0}});
-            with_rows<MOST>(in.count, [&](auto rows) {
-                filler.template tile<decltype(rows)::COUNT>(ring, in, thread);
-            });
-        }
+        fill_ring(ring, tiles);
     } else {
         more_registers<PRODUCT_REGISTERS>();
-        float* totals = (float*)(ring.stages + STAGES * RingShape<typename Tiles::Stored>::STAGE_BYTES);
+        float* totals = (float*)(ring.stages + STAGES * RingShape<S>::STAGE_BYTES);
         for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
             TileNote in = ring.read_note();
-            with_rows<MOST>(in.count, [&](auto rows) {
-                const int ROWS = decltype(rows)::COUNT;
-                ring_tile<typename Tiles::Stored, ROWS>(ring, totals, in, tiles.cols() / STEP);
+            with_rows<RingShape<S>::ROWS>(in.count, [&](auto rows) {
+                ring_tile<S, decltype(rows)::COUNT>(ring, totals, in, tiles.cols() / STEP);
             });
         }
     }

@@ -14,6 +14,12 @@ SHARED void barrier_init(ulong* barrier, uint arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 #endif
 }
+// After a thread's `barrier_init`s and before the block's synchronization: the copy engine sees them too.
+SHARED void barriers_made() {
+#ifdef WARPGROUPS
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 SHARED void barrier_arrive(ulong* barrier) {
 #ifdef WARPGROUPS
     uint at = (uint)__cvta_generic_to_shared(barrier);
@@ -30,11 +36,22 @@ SHARED void barrier_wait(ulong* barrier, uint parity) {
 #endif
 }
 
-// Arrives when all copies that this thread has started are there; counts like another arrival.
-SHARED void copy_async_report(ulong* barrier) {
+// Arrives, and lets the phase wait for so many bytes of `copy_bulk` besides.
+SHARED void barrier_expect(ulong* barrier, uint bytes) {
 #ifdef WARPGROUPS
     uint at = (uint)__cvta_generic_to_shared(barrier);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+#endif
+}
+// Copies to shared memory by the copy engine; bytes and both addresses are multiples of 16. What it brings,
+// warpgroup products may read after the barrier's phase.
+SHARED void copy_bulk(void* to, const void* from, uint bytes, ulong* barrier) {
+#ifdef WARPGROUPS
+    uint at = (uint)__cvta_generic_to_shared(to), report = (uint)__cvta_generic_to_shared(barrier);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at),
+        "l"(from), "r"(bytes), "r"(report)
+        : "memory");
 #endif
 }
 

@@ -33,22 +33,34 @@ fn ring_bytes(kind: Kind) -> usize {
     OTHER_BYTES + STAGES * kind.ring_bytes()
 }
 
-/// Addresses of aligned rows (linear_warpgroup.cuh, `AlignedRows`) and of their marks (align.cu).
+/// Rows whose aligned places are copied at once, at most (linear_warpgroup.cuh, `with_rows`).
+const ROWS_COPIED: usize = 32;
+
+/// Aligned rows (aligned.cuh, `AlignedRows`) and their marks (align.cu).
 pub(super) struct Aligned {
-    pub(super) words: [u64; 3],
+    words: [u64; 4],
     pub(super) wide: u64,
 }
 
+/// Scratch for aligned rows, by these names: codes, sums, units, marks.
+fn room(c: &mut Lowering<'_>, names: [&'static str; 4], rows: usize, cols: usize, group: usize) -> Result<Aligned> {
+    let stride = rows.next_multiple_of(ROWS_COPIED);
+    let codes = c.scratch(names[0], 2 * stride * cols)?;
+    let sums = c.scratch(names[1], 4 * stride * cols / group)?;
+    let units = c.scratch(names[2], 4 * stride * cols.div_ceil(SLICE))?;
+    let wide = c.scratch(names[3], 4 * rows)?;
+    Ok(Aligned { words: [codes, sums, units, stride as u64], wide })
+}
+
 /// Aligns rows of codes, into scratch.
-pub(super) fn align(c: &mut Lowering<'_>, from: Codes, cols: usize, rows: usize) -> Result<Aligned> {
-    let codes = c.scratch("aligned_codes", 2 * rows * cols)?;
-    let sums = c.scratch("aligned_sums", 4 * rows * cols / from.group)?;
-    let units = c.scratch("aligned_units", 4 * rows * cols.div_ceil(SLICE))?;
-    let wide = c.scratch("aligned_wide", 4 * rows)?;
-    let words = [from.codes, from.units, from.sums, codes, sums, units, wide, pair(cols, from.group)];
-    let kernel = Kernel::new("align.cu", "align_rows");
-    c.launch(kernel, [rows, 1, 1], 128, Args::new().words(&words));
-    Ok(Aligned { words: [codes, sums, units], wide })
+fn align(c: &mut Lowering<'_>, from: Codes, cols: usize, rows: usize) -> Result<Aligned> {
+    let names = ["aligned_codes", "aligned_sums", "aligned_units", "aligned_wide"];
+    let aligned = room(c, names, rows, cols, from.group)?;
+    let mut words = vec![from.codes, from.units, from.sums];
+    words.extend(aligned.words);
+    words.extend([aligned.wide, pair(cols, from.group)]);
+    c.launch(Kernel::new("align.cu", "align_rows"), [rows, 1, 1], 128, Args::new().words(&words));
+    Ok(aligned)
 }
 
 /// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the least
@@ -120,16 +132,16 @@ impl Experts {
         let ExpertShape { kind, count, width, inner, pairs, k } = shape;
         let group = kind.group().unwrap_or(SLICE);
         let aligned = align(c, codes, width, rows)?;
-        let hidden = c.scratch("aligned_hidden", 2 * pairs * inner)?;
-        let sums = c.scratch("aligned_hidden_sums", 4 * pairs * inner / group)?;
-        let units = c.scratch("aligned_hidden_units", 4 * pairs * inner.div_ceil(SLICE))?;
-        let wide = c.scratch("aligned_hidden_wide", 4 * pairs)?;
+        let names =
+            ["aligned_hidden", "aligned_hidden_sums", "aligned_hidden_units", "aligned_hidden_wide"];
+        let hidden = room(c, names, pairs, inner, group)?;
         let mut words = lists.to_vec();
         words.extend(aligned.words);
-        words.extend([hidden, sums, units, wide]);
+        words.extend(hidden.words);
+        words.push(hidden.wide);
         let [codes, plain_units, plain_sums] = plain;
         words.extend([codes, plain_units, plain_sums, pair(pairs, k), pair(count, width), pair(inner, 0)]);
-        Ok(Self { shape, words, wide: [aligned.wide, wide] })
+        Ok(Self { shape, words, wide: [aligned.wide, hidden.wide] })
     }
 
     fn launch(&self, name: &'static str, grid: usize, block: u32, shared: usize) -> Launch {
