@@ -45,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(128) align_rows(const __grid_consta
         put_codes(args.to, row, at + 2, half_fma(pairs.y, factors, 0));
         put_codes(args.to, row, at + 4, half_fma(pairs.z, factors, 0));
         put_codes(args.to, row, at + 6, half_fma(pairs.w, factors, 0));
-        if (at % args.group == 0) put_sum(args.to, row, group, args.sums[(ulong)row * groups + group] * factor);
+        if (at % args.group == 0)
+            put_sum(args.to, row, group, args.sums[(ulong)row * groups + group] * factor);
     }
     if (t == 0) args.wide[row] = wide;
 }

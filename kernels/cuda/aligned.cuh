@@ -1,5 +1,5 @@
-// Rows of codes for the prompt forms of Hopper (linear_warpgroup.cuh): all groups of a slice of 1024 inputs in one
-// unit, the largest of theirs; a row whose units lie more than 2^24 apart in a slice is marked as wide.
+// Rows of codes for the prompt forms of Hopper (linear_warpgroup.cuh): all groups of a slice of 1024 inputs in
+// one unit, the largest of theirs; a row whose units lie more than 2^24 apart in a slice is marked as wide.
 #pragma once
 #include "common.cuh"
 

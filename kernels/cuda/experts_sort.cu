@@ -35,10 +35,11 @@ SHARED void each_pair(const uint* ids, uint pairs, F f) {
 }
 
 // Lists the pairs by expert: starts and order; and tiles of at most tile_rows pairs of one expert: count, 0,
-// then (expert, first place in `order`). One block; dynamic shared memory: experts words.
+// then (expert, first place in `order`); none of them `taken`. One block; dynamic shared memory: experts
+// words.
 extern "C" __global__ void __launch_bounds__(1024)
-    experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint pairs, uint experts,
-                 uint tile_rows) {
+    experts_sort(const uint* ids, uint* starts, uint* order, uint* tiles, uint* taken, uint pairs,
+                 uint experts, uint tile_rows) {
     extern __shared__ uint counts[];
     __shared__ uint warp_sums[32];
     wait_for_launches_before();
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (uint i = 0; i < own_tiles; i++)
             tiles[2 + 2 * (tile + i)] = e, tiles[3 + 2 * (tile + i)] = start + i * tile_rows;
     }
-    if (threadIdx.x == 0) starts[experts] = pairs, tiles[0] = listed;
+    if (threadIdx.x == 0) starts[experts] = pairs, tiles[0] = listed, taken[0] = 0, taken[1] = 0;
     __syncthreads();
     // The order inside an expert does not matter: each pair is computed on its own.
     each_pair(ids, pairs, [&](uint pair, uint expert) { order[atomicAdd(&counts[expert], 1u)] = pair; });

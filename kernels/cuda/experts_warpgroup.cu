@@ -16,7 +16,8 @@ struct ExpertArgs {
     const ExpertMatrix* matrices;  // [gate, up, down][experts]
     const uint* starts;            // [experts + 1] into `order`
     const uint* order;             // pairs by expert
-    const uint* tiles;             // count, then pairs of words: expert, first place in `order`
+    const uint* tiles;             // count, 0, then pairs of words: expert, first place in `order`
+    uint* taken;                   // tiles of the products with gate and up, and with down
     float* gate_up;                // [2][pairs][INNER]
     float* out;                    // [pairs, width]
     AlignedRows in;                // of x
@@ -38,9 +39,15 @@ struct ExpertTiles {
 
     SHARED uint cols() const { return DOWN ? args.inner : args.width; }
     SHARED uint outputs() const { return DOWN ? args.width : args.inner; }
-    SHARED uint blocks() const { return (outputs() + 127) / 128; }
+    SHARED uint blocks() const { return (outputs() + TILE_OUTPUTS - 1) / TILE_OUTPUTS; }
     SHARED uint all_blocks() const { return DOWN ? blocks() : 2 * blocks(); }
     SHARED uint count() const { return args.tiles[0] * all_blocks(); }
+    // Tiles differ in rows: who is done takes the next.
+    SHARED uint after(uint) const {
+        uint taken = 0;
+        if (threadIdx.x % 32 == 0) taken = atomicAdd(args.taken + DOWN, 1u);
+        return gridDim.x + __shfl_sync(0xffffffffu, taken, 0);
+    }
     SHARED uint which(uint n) const { return DOWN ? 2 : n % all_blocks() / blocks(); }
     SHARED RingTile tile(uint n) const {
         uint expert = args.tiles[2 + 2 * (n / all_blocks())];

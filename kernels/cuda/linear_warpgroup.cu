@@ -28,6 +28,7 @@ struct LinearTiles {
     SHARED uint cols() const { return args.cols; }
     SHARED uint row_tiles() const { return (args.rows + args.tile_rows - 1) / args.tile_rows; }
     SHARED uint count() const { return args.blocks * row_tiles(); }
+    SHARED uint after(uint n) const { return n + gridDim.x; }
     SHARED const WarpgroupTarget& target(uint n) const {
         uint block = n / row_tiles(), which = 0;
         while (which + 1 < args.count && block >= args.targets[which + 1].first_block) which++;

@@ -1,9 +1,8 @@
 // Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64
 // or 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
 // weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
-// fills by the copy engine. Each works on two halves of the rows in turn: while the group sums of one are
-// scaled, the products of the other run. Copies report to the barriers by themselves, so that as many steps
-// as there are stages are on their way.
+// fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products of
+// the other run.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
@@ -11,199 +10,7 @@
 // (packing.rs). Two digits: I = 16 (I1 + csum / 2) + I0, where the sum of (w1 + 1/2) code stays below 2^23
 // and is exact.
 #pragma once
-#include "aligned.cuh"
-#include "linear.cuh"
-#include "warpgroup.cuh"
-
-#define TILE_OUTPUTS 128
-#define PRODUCT_THREADS 256
-#define TILE_THREADS 384
-#define FILL_WARPS 4
-// Steps that gathered rows are on their way before the ring is told.
-#define GATHER_STEPS 3
-// From this many rows on, products have two parts.
-#define SPLIT_ROWS 64
-// Registers of a thread that fills and of one that multiplies: 64 Ki for the block.
-#define FILL_REGISTERS 56
-#define PRODUCT_REGISTERS 224
-
-template <class S>
-struct RingShape {
-    static_assert(S::WIDE ? S::GROUP == 64 : S::GROUP >= 64, "kinds with a warpgroup form");
-    static const int ROWS = S::WIDE ? 64 : 128;
-    static const int ROW_BYTES = ROWS * 2 * STEP;
-    static const int CODE_BYTES = 8 * S::STEP_WORDS * 4;
-    static const int PARAM_BYTES = 8 * S::GROUP_BYTES;
-    static const int SUM_BYTES = 4 * ROWS;
-    // Places of results are there in a tile's last step, units in a slice's.
-    static const int SUMS_AT = ROW_BYTES + CODE_BYTES + PARAM_BYTES, UNITS_AT = SUMS_AT + SUM_BYTES;
-    static const int PLACES_AT = UNITS_AT + SUM_BYTES;
-    static const int STAGE_BYTES = (PLACES_AT + SUM_BYTES + 1023) / 1024 * 1024;
-};
-
-// What a tile multiplies: `count` rows (row n is `index[n] / divisor`, or first + n) of `cols` inputs by the
-// outputs 16 tile .. + 127 of `tiles` tiles. Results of row n go to row `index[n]` of `out`, or n.
-struct RingTile {
-    Packed weights;
-    AlignedRows rows;
-    const uint* index;
-    uint divisor, first, count, cols, tile, outputs;
-    float* out;
-    // Of gathered rows.
-    SHARED uint row(uint n) const { return index[n] / divisor; }
-};
-
-// What those who multiply have to know of a tile, so that they need not look it up.
-struct TileNote {
-    float* out;
-    uint count, output, outputs, indexed, unused[2];
-};
-// A note more than stages: who fills is at most so many steps, and tiles, ahead.
-#define NOTES (STAGES + 1)
-
-// The ring: STAGES stages and two barriers for each; notes of tiles and a barrier for each. Goes through the
-// steps of all tiles of the block.
-struct Ring {
-    uchar* stages;
-    ulong* full;
-    ulong* empty;
-    ulong* noted;
-    TileNote* notes;
-    uint stage, parity, note, note_parity;
-
-    SHARED Ring(uchar* smem) {
-        full = (ulong*)smem;
-        empty = full + STAGES;
-        noted = empty + STAGES;
-        notes = (TileNote*)(smem + 512);
-        stages = smem + 1024;
-        stage = 0, parity = 0, note = 0, note_parity = 0;
-    }
-    template <bool GATHERED>
-    SHARED void init(uint thread) {
-        if (thread < STAGES) {
-            barrier_init(full + thread, GATHERED ? 2 * FILL_WARPS : FILL_WARPS);
-            barrier_init(empty + thread, PRODUCT_THREADS / 32);
-        }
-        if (thread < NOTES) barrier_init(noted + thread, 1);
-        barriers_made();
-        __syncthreads();
-    }
-    SHARED void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    // One thread writes notes, those who multiply read them.
-    SHARED void write_note(const TileNote& tile) {
-        notes[note] = tile;
-        barrier_arrive(noted + note);
-        if (++note == NOTES) note = 0;
-    }
-    SHARED TileNote read_note() {
-        barrier_wait(noted + note, note_parity);
-        TileNote tile = notes[note];
-        if (++note == NOTES) note = 0, note_parity ^= 1;
-        return tile;
-    }
-};
-
-// A warp's part in what the copy engine brings: two of the tile's eight tiles of outputs, and where rows are
-// neighbours a quarter of them and their sums (warp 0) or units (warp 1).
-template <class S>
-struct Filler {
-    typedef RingShape<S> R;
-    static const uint GROUP_STEPS = S::GROUP / STEP, STEP_BYTES = S::STEP_WORDS * 4;
-    uint warp, lane, stride, quarter;
-    const uchar *codes[2], *params[2], *rows, *floats;
-
-    SHARED void start(const RingTile& in, uint tile_rows) {
-        uint steps = in.cols / STEP, groups = in.cols / S::GROUP, tiles = (in.outputs + 15) / 16;
-#pragma unroll
-        for (uint j = 0; j < 2; j++) {
-            ulong own = min(in.tile + 2 * warp + j, tiles - 1);
-            codes[j] = (const uchar*)in.weights.codes + own * steps * STEP_BYTES;
-            params[j] = in.weights.params + own * groups * S::GROUP_BYTES;
-        }
-        // A multiple of 8.
-        quarter = tile_rows / FILL_WARPS, stride = in.rows.stride;
-        rows = in.rows.codes + (in.first + warp * quarter) * 128ul;
-        floats = (const uchar*)((warp == 0 ? in.rows.sums : in.rows.units) + in.first);
-    }
-
-    // One lane.
-    template <bool GATHERED>
-    SHARED void copy(uchar* stage, ulong* full, bool group_ends, bool slice_ends) {
-        bool with_floats = !GATHERED && (warp == 0 ? group_ends : warp == 1 && slice_ends);
-        uint bytes = 2 * STEP_BYTES + (group_ends ? 2 * S::GROUP_BYTES : 0);
-        if (!GATHERED) bytes += quarter * 128;
-        if (with_floats) bytes += FILL_WARPS * quarter * 4;
-        barrier_expect(full, bytes);
-        if (!GATHERED) copy_bulk(stage + warp * quarter * 128, rows, quarter * 128, full);
-        rows += stride * 128ul;
-#pragma unroll
-        for (uint j = 0; j < 2; j++) {
-            copy_bulk(stage + R::ROW_BYTES + (2 * warp + j) * STEP_BYTES, codes[j], STEP_BYTES, full);
-            codes[j] += STEP_BYTES;
-            if (!group_ends) continue;
-            uchar* to = stage + R::ROW_BYTES + R::CODE_BYTES + (2 * warp + j) * S::GROUP_BYTES;
-            copy_bulk(to, params[j], S::GROUP_BYTES, full);
-            params[j] += S::GROUP_BYTES;
-        }
-        if (!with_floats) return;
-        copy_bulk(stage + (warp == 0 ? R::SUMS_AT : R::UNITS_AT), floats, FILL_WARPS * quarter * 4, full);
-        floats += stride * 4ul;
-    }
-};
-
-// A thread's part in gathering rows that lie anywhere: chunk t % 8 of rows t / 8, t / 8 + 16, ..., floats of
-// row t.
-template <class S, int ROWS>
-struct Gatherer {
-    typedef RingShape<S> R;
-    // In 16 bytes.
-    uint from[ROWS / 16], row_place;
-    const uchar* rows;
-    const float *sums, *units;
-    const uint* place;
-
-    SHARED Gatherer(const RingTile& in, uint t) {
-        rows = in.rows.codes;
-        uint key = t % 8 ^ t / 8 % 8;
-#pragma unroll
-        for (int j = 0; j < ROWS / 16; j++)
-            from[j] = chunk_place(in.row(min(t / 8 + 16 * j, in.count - 1)), key) / 16;
-        row_place = float_place(in.row(min(t, in.count - 1)));
-        sums = in.rows.sums + row_place, units = in.rows.units + row_place;
-        place = in.index + min(t, in.count - 1);
-    }
-    SHARED void copy(const RingTile& in, uchar* stage, uint t, bool group_ends, bool slice_ends, bool last) {
-#pragma unroll
-        for (int j = 0; j < ROWS / 16; j++)
-            copy_async_16(stage + (t + 128 * j) * 16, rows + (ulong)from[j] * 16);
-        rows += in.rows.stride * 128;
-        uint to = float_place(t) * 4;
-        if (t < ROWS) {
-            if (group_ends) copy_async_4(stage + R::SUMS_AT + to, sums);
-            if (slice_ends) copy_async_4(stage + R::UNITS_AT + to, units);
-            if (last) copy_async_4(stage + R::PLACES_AT + to, place);
-        }
-        if (group_ends) sums += in.rows.stride;
-        if (slice_ends) units += in.rows.stride;
-    }
-};
-
-// Rows that the copy engine brings.
-struct NoGatherer {
-    SHARED NoGatherer(const RingTile&, uint) {}
-    SHARED void copy(const RingTile&, uchar*, uint, bool, bool, bool) {}
-};
-template <class S, int ROWS, bool GATHERED>
-struct GathererOf {
-    typedef NoGatherer Type;
-};
-template <class S, int ROWS>
-struct GathererOf<S, ROWS, true> {
-    typedef Gatherer<S, ROWS> Type;
-};
+#include "ring.cuh"
 
 // Fragments of a warp's 16 outputs by one step, of both digits.
 template <class S>
@@ -211,10 +18,28 @@ struct StepFragments {
     uint low[4][4], high[S::WIDE ? 4 : 1][4];
 };
 
+// Where a thread's values of a stage begin: words of both planes, scales, sums.
 template <class S>
-SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint lane) {
-    StepWords<S> words;
-    load_step<S>(words, (const uint*)(stage + RingShape<S>::ROW_BYTES) + tile * S::STEP_WORDS, lane);
+struct Places {
+    typedef RingShape<S> R;
+    static const int FIRST = S::BITS >= 4 ? 4 : 2, SECOND = S::BITS == 8 ? 4 : S::BITS == 6 ? 2 : 1;
+    uint words, more_words, scales, sums;
+
+    SHARED Places(uint warp, uint lane) {
+        words = R::ROW_BYTES + (warp * S::STEP_WORDS + lane * FIRST) * 4;
+        more_words = R::ROW_BYTES + (warp * S::STEP_WORDS + 32 * FIRST + lane * SECOND) * 4;
+        scales = R::ROW_BYTES + R::CODE_BYTES + warp * S::GROUP_BYTES + lane / 4 * (S::GROUP_BYTES / 8);
+        sums = R::SUMS_AT + lane % 4 * 16;
+    }
+    SHARED Scales load_scales(const uchar* stage) const { return ::load_scales<S>(stage + scales, 0, 0); }
+    SHARED void load_words(StepWords<S>& to, const uchar* stage) const {
+        load_plane<FIRST>(to.w, (const uint*)(stage + words), 0);
+        if constexpr (S::BITS > FIRST) load_plane<SECOND>(to.w + FIRST, (const uint*)(stage + more_words), 0);
+    }
+};
+
+template <class S>
+SHARED void make_fragments(StepFragments<S>& f, const StepWords<S>& words) {
     fragment<S, 0, 0, false>(f.low[0], words);
     fragment<S, 0, 1, false>(f.low[1], words);
     fragment<S, 1, 0, false>(f.low[2], words);
@@ -228,14 +53,18 @@ SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint l
 }
 
 // The products of a warpgroup: 64 outputs by ROWS rows, in PARTS parts along the rows. Values of a part:
-// [4 j + i] as in `multiply_warpgroup`.
+// [4 j + i] as in `multiply_warpgroup`. Two sets of products are on their way: of both parts, or of two
+// steps.
 template <class S, int ROWS>
 struct RingProducts {
     typedef RingShape<S> R;
-    static const int PARTS = !S::WIDE && ROWS >= SPLIT_ROWS ? 2 : 1, PART = ROWS / PARTS;
+    static const int PARTS = !S::WIDE && ROWS >= 64 ? 2 : 1, PART = ROWS / PARTS;
+    // Steps take turns with the two sets.
+    static const bool TURNS = PARTS == 1 && !S::WIDE && S::GROUP == STEP;
+    static const int SETS = PARTS == 2 || TURNS ? 2 : 1;
     // Slice sums, and exact sums of the group in the making, of both digits.
     float sums[PARTS][PART / 2];
-    float low[PARTS][PART / 2], high[S::WIDE ? PARTS : 1][S::WIDE ? PART / 2 : 1];
+    float low[SETS][PART / 2], high[S::WIDE ? SETS : 1][S::WIDE ? PART / 2 : 1];
 
     SHARED void clear() {
 #pragma unroll
@@ -244,39 +73,30 @@ struct RingProducts {
             for (int i = 0; i < PART / 2; i++) sums[p][i] = 0.0f;
     }
 
-    // Products of a part and step begin. ODD: the step's number is.
+    // Products of a part and step begin. ODD: the step's number is. `rows`: of the stage.
     template <int P, bool ODD>
-    SHARED void begin(const StepFragments<S>& f, const uchar* stage) {
-        ulong b = operand(stage + P * PART * 2 * STEP);
+    SHARED void begin(const StepFragments<S>& f, ulong rows) {
+        const int SET = TURNS ? ODD : P;
+        ulong b = rows + P * PART * 8;
         products_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint add = k > 0 || (S::GROUP == 128 && ODD);
-            multiply_warpgroup<PART>(low[P], f.low[k], b + 2 * k, add);
-            if constexpr (S::WIDE) multiply_warpgroup<PART>(high[P], f.high[k], b + 2 * k, add);
+            multiply_warpgroup<PART>(low[SET], f.low[k], b + 2 * k, add);
+            if constexpr (S::WIDE) multiply_warpgroup<PART>(high[SET], f.high[k], b + 2 * k, add);
         }
         products_commit();
     }
 
-    // Waits for the products of part P, when LEFT groups of products may still run, and scales its group
-    // sums. `floats`: sums of the rows' codes.
-    template <int P, int LEFT, bool ENDS>
-    SHARED void finish(const Scales& s, const float* floats) {
-        float4 row_sums[PART / 16];
-#pragma unroll
-        for (int n = 0; n < PART / 16; n++)
-            if (ENDS) row_sums[n] = *(const float4*)(floats + P * PART + 16 * n);
-        products_wait<LEFT>();
-        if constexpr (ENDS) scale<P>(s, row_sums);
-    }
-
-    template <int P>
+    // Scales the group sums of part P, whose products are there. `row_sums`: of the rows' codes.
+    template <int P, bool ODD>
     SHARED void scale(const Scales& s, const float4* row_sums) {
+        const int SET = TURNS ? ODD : P;
 #pragma unroll
         for (int i = 0; i < PART / 2; i++) {
             // Not before the wait.
-            asm volatile("" : "+f"(low[P][i]));
-            if constexpr (S::WIDE) asm volatile("" : "+f"(high[P][i]));
+            asm volatile("" : "+f"(low[SET][i]));
+            if constexpr (S::WIDE) asm volatile("" : "+f"(high[SET][i]));
         }
 #pragma unroll
         for (int n = 0; n < PART / 8; n++) {
@@ -285,13 +105,25 @@ struct RingProducts {
             for (int i = 0; i < 4; i++) {
                 float& acc = sums[P][4 * n + i];
                 float first = n % 2 ? four.z : four.x, second = n % 2 ? four.w : four.y;
-                float own = i % 2 ? second : first, group = low[P][4 * n + i];
-                if constexpr (S::WIDE)
-                    group = FMA(16.0f, FMA(0.5f, own, high[P][4 * n + i]), group);
+                float own = i % 2 ? second : first, group = low[SET][4 * n + i];
+                if constexpr (S::WIDE) group = FMA(16.0f, FMA(0.5f, own, high[SET][4 * n + i]), group);
                 acc = FMA(group, s.scale[i / 2], acc);
                 if (S::AFFINE) acc = FMA(s.bias[i / 2], own, acc);
             }
         }
+    }
+};
+
+// Sums of the codes of a part's rows.
+template <class S, int ROWS, int P>
+struct PartSums {
+    static const int PART = RingProducts<S, ROWS>::PART;
+    float4 v[PART / 16];
+
+    SHARED PartSums(const uchar* stage, const Places<S>& at) {
+        const float* floats = (const float*)(stage + at.sums);
+#pragma unroll
+        for (int n = 0; n < PART / 16; n++) v[n] = *(const float4*)(floats + P * PART + 16 * n);
     }
 };
 
@@ -301,58 +133,52 @@ SHARED void give_back(ulong* empty, uint lane) {
     if (lane == 0) barrier_arrive(empty);
 }
 
-// Waits for the ring's stage and makes the fragments of its step.
-template <class S>
-SHARED void take_step(StepFragments<S>& f, const Ring& ring, uint warp, uint lane) {
-    barrier_wait(ring.full + ring.stage, ring.parity);
-    make_step<S>(f, ring.stages + ring.stage * RingShape<S>::STAGE_BYTES, warp, lane);
-}
-
-// The rest of a step whose part 0 has begun. LAST: of the tile; otherwise the next one is begun.
-template <bool ODD, bool LAST, class S, int ROWS>
-SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepFragments<S>& own,
-                      StepFragments<S>& next, uint warp, uint lane) {
-    typedef RingShape<S> R;
-    const int PARTS = RingProducts<S, ROWS>::PARTS;
-    const bool ENDS = S::GROUP == 64 || ODD || LAST;
-    const uchar* stage = ring.stages + ring.stage * R::STAGE_BYTES;
-    if constexpr (PARTS == 2) products.template begin<1, ODD>(own, stage);
-    ring.next();
-    if constexpr (!LAST) take_step<S>(next, ring, warp, lane);
-    Scales s = load_scales<S>(stage + R::ROW_BYTES + R::CODE_BYTES + warp * S::GROUP_BYTES, 0, lane / 4);
-    const float* floats = (const float*)(stage + R::SUMS_AT) + lane % 4 * 4;
-    products.template finish<0, PARTS - 1, ENDS>(s, floats);
-    if constexpr (!LAST) products.template begin<0, !ODD>(next, ring.stages + ring.stage * R::STAGE_BYTES);
-    if constexpr (PARTS == 2) products.template finish<1, LAST ? 0 : 1, ENDS>(s, floats);
-}
-
-// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory, 64 KiB), reads
-// places of results at the tile's end, and gives the stage back.
+// Adds finished slice sums to the totals, which threads keep in `totals` (shared memory), and gives the stage
+// back. LAST: sums become the totals, and places of results are read.
 template <bool LAST, class S, int ROWS>
 SHARED void ring_slice(RingProducts<S, ROWS>& products, const Ring& ring, uint stage, float* totals,
-                       bool first, uint2* places, uint lane) {
+                       bool first, uint4* places, uint lane) {
     typedef RingShape<S> R;
-    const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
-    const float* units =
-        (const float*)(ring.stages + stage * R::STAGE_BYTES + R::UNITS_AT) + lane % 4 * 4;
+    const int BATCH = 4;
+    const float4* units =
+        (const float4*)(ring.stages + stage * R::STAGE_BYTES + R::UNITS_AT) + lane % 4;
     float4* mine = (float4*)totals + threadIdx.x;
 #pragma unroll
-    for (int n = 0; n < ROWS / 8; n++) {
-        float2 unit = *(const float2*)(units + n / 2 * 16 + n % 2 * 2);
-        float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : mine[n * PRODUCT_THREADS];
-        float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
-        v[0] = before.x + v[0] * unit.x, v[1] = before.y + v[1] * unit.y;
-        v[2] = before.z + v[2] * unit.x, v[3] = before.w + v[3] * unit.y;
-        if (!LAST) mine[n * PRODUCT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
-        if (LAST) places[n] = *(const uint2*)((const uchar*)(units + n / 2 * 16 + n % 2 * 2) + R::SUM_BYTES);
+    for (int first_tile = 0; first_tile < ROWS / 8; first_tile += BATCH) {
+        // All loads before the first store.
+        float4 unit[BATCH / 2], before[BATCH];
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            int at = first_tile + n;
+            if (n % 2 == 0) unit[n / 2] = units[at / 2 * 4];
+            before[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (!first) before[n] = mine[at * PRODUCT_THREADS];
+        }
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
+            int at = first_tile + n;
+            float* v = products.sums[at / PART_TILES] + at % PART_TILES * 4;
+            const float4& four = unit[n / 2];
+            float even = n % 2 ? four.z : four.x, odd = n % 2 ? four.w : four.y;
+            v[0] = before[n].x + v[0] * even, v[1] = before[n].y + v[1] * odd;
+            v[2] = before[n].z + v[2] * even, v[3] = before[n].w + v[3] * odd;
+            if (!LAST) mine[at * PRODUCT_THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    }
+    if (LAST && places) {
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; n++)
+            places[n] = *(const uint4*)((const uchar*)(units + n * 4) + R::SUM_BYTES);
     }
     give_back(ring.empty + stage, lane);
     if (!LAST) products.clear();
 }
 
-// Puts totals where they belong. `places`: those of the lane's rows.
-template <class S, int ROWS>
-SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* places, const TileNote& in,
+// Puts totals where they belong: row n of a tile of neighbours at n, of gathered rows at `places` (those of
+// the lane's rows); there rows beyond the last are the last once more.
+template <bool GATHERED, class S, int ROWS>
+SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint4* places, const TileNote& in,
                        uint warp, uint lane) {
     const int PART_TILES = RingProducts<S, ROWS>::PART / 8;
     // Made here, not kept in registers since the tile began.
@@ -366,48 +192,114 @@ SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint2* place
         const float* v = products.sums[n / PART_TILES] + n % PART_TILES * 4;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            uint row = 8 * n + pair + j, place = in.indexed ? (j ? places[n].y : places[n].x) : row;
-            float* at = to + (ulong)place * in.outputs;
-            if (low && row < in.count) at[0] = v[j];
-            if (high && row < in.count) at[8] = v[2 + j];
+            uint row = 8 * n + pair + j;
+            if constexpr (GATHERED) {
+                const uint4& four = places[n / 2];
+                row = n % 2 ? (j ? four.w : four.z) : j ? four.y : four.x;
+            } else if (row >= in.count) {
+                continue;
+            }
+            float* at = to + (ulong)row * in.outputs;
+            if (low) at[0] = v[j];
+            if (high) at[8] = v[2 + j];
         }
     }
 }
 
-// The products of a tile by the two multiplying warpgroups.
+// What a warpgroup has of its tile on the way: fragments of the steps with even and odd numbers, the words of
+// the step whose fragments are made next, what steps are scaled with, and stages of this step and the next.
 template <class S, int ROWS>
+struct StepState {
+    StepFragments<S> fragments[2];
+    StepWords<S> words;
+    Scales scales[2];
+    uint stage, next;
+};
+
+// Waits for the ring's next stage and loads its words.
+template <bool GATHERED, class S, int ROWS>
+SHARED void take_stage(StepState<S, ROWS>& state, Ring& ring, const Places<S>& at) {
+    barrier_wait(ring.full + ring.stage, ring.parity);
+    if (GATHERED) publish_to_products();
+    at.load_words(state.words, ring.template at<S>(ring.stage));
+    state.next = ring.stage;
+    ring.next();
+}
+
+// A step whose part 0 has begun: begins part 1, scales part 0, begins part 0 of the next step and scales
+// part 1. LAST: of the tile. `more`: there is a step after the next. Loads come long before they are needed.
+template <bool GATHERED, bool ODD, bool LAST, class S, int ROWS>
+SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepState<S, ROWS>& state, bool more,
+                      const Places<S>& at) {
+    typedef RingProducts<S, ROWS> P;
+    const bool ENDS = S::GROUP == 64 || ODD || LAST;
+    const uchar* stage = ring.template at<S>(state.stage);
+    if constexpr (P::PARTS == 2) products.template begin<1, ODD>(state.fragments[ODD], operand(stage));
+    const PartSums<S, ROWS, 0> sums_0(stage, at);
+    ulong next_rows = operand(ring.template at<S>(state.next));
+    if constexpr (!LAST) make_fragments<S>(state.fragments[!ODD], state.words);
+    if constexpr (P::TURNS && !LAST) products.template begin<0, !ODD>(state.fragments[!ODD], next_rows);
+    products_wait<P::PARTS == 2 || (P::TURNS && !LAST) ? 1 : 0>();
+    if (ENDS) products.template scale<0, ODD>(state.scales[ODD], sums_0.v);
+    if constexpr (!LAST) {
+        if constexpr (!P::TURNS) products.template begin<0, !ODD>(state.fragments[!ODD], next_rows);
+        state.scales[!ODD] = at.load_scales(ring.template at<S>(state.next));
+    }
+    state.stage = state.next;
+    if (!LAST && more) take_stage<GATHERED, S, ROWS>(state, ring, at);
+    if constexpr (P::PARTS == 2) {
+        const PartSums<S, ROWS, 1> sums_1(stage, at);
+        products_wait<LAST ? 0 : 1>();
+        if (ENDS) products.template scale<1, ODD>(state.scales[ODD], sums_1.v);
+    }
+}
+
+// The products of a tile by one of the two multiplying warpgroups.
+template <bool GATHERED, class S, int ROWS>
 SHARED void ring_tile(Ring& ring, float* totals, const TileNote& in, uint steps) {
-    typedef RingShape<S> R;
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     RingProducts<S, ROWS> products;
-    StepFragments<S> even, odd;
-    uint2 places[ROWS / 8];
+    StepState<S, ROWS> state;
+    uint4 own_places[ROWS / 16], *places = GATHERED ? own_places : nullptr;
+    const Places<S> at(warp, lane);
     products.clear();
-    take_step<S>(even, ring, warp, lane);
-    products.template begin<0, false>(even, ring.stages + ring.stage * R::STAGE_BYTES);
+    take_stage<GATHERED, S, ROWS>(state, ring, at);
+    uint stage = state.stage = state.next;
+    make_fragments<S>(state.fragments[0], state.words);
+    products.template begin<0, false>(state.fragments[0], operand(ring.template at<S>(stage)));
+    state.scales[0] = at.load_scales(ring.template at<S>(stage));
+    if (steps > 1) take_stage<GATHERED, S, ROWS>(state, ring, at);
 #pragma unroll 1
     for (uint step = 0;; step += 2) {
-        uint stage = ring.stage;
+        stage = state.stage;
         if (step + 1 == steps) {
-            ring_step<false, true>(ring, products, even, odd, warp, lane);
-            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
+            ring_step<GATHERED, false, true>(ring, products, state, false, at);
             break;
         }
-        ring_step<false, false>(ring, products, even, odd, warp, lane);
+        ring_step<GATHERED, false, false>(ring, products, state, step + 2 < steps, at);
         give_back(ring.empty + stage, lane);
-        stage = ring.stage;
+        stage = state.stage;
         if (step + 2 == steps) {
-            ring_step<true, true>(ring, products, odd, even, warp, lane);
-            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
+            ring_step<GATHERED, true, true>(ring, products, state, false, at);
             break;
         }
-        ring_step<true, false>(ring, products, odd, even, warp, lane);
+        ring_step<GATHERED, true, false>(ring, products, state, step + 3 < steps, at);
         if ((step + 2) % SLICE_STEPS == 0)
             ring_slice<false>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
         else
             give_back(ring.empty + stage, lane);
     }
-    put_totals(products, places, in, warp, lane);
+    ring_slice<true>(products, ring, stage, totals, steps <= SLICE_STEPS, places, lane);
+    put_totals<GATHERED>(products, places, in, warp, lane);
+}
+
+// A tile without outputs for this warpgroup.
+SHARED void skip_tile(Ring& ring, uint steps) {
+    for (uint step = 0; step < steps; step++) {
+        barrier_wait(ring.full + ring.stage, ring.parity);
+        give_back(ring.empty + ring.stage, threadIdx.x % 32);
+        ring.next();
+    }
 }
 
 // f(form) with the least form of the products that has `count` rows, at most MAX.
@@ -427,85 +319,27 @@ SHARED void with_rows(uint count, F f) {
     }
 }
 
-// Tells the ring of gathered rows that are there, GATHER_STEPS steps after their copies began.
-struct Reports {
-    uint stage, pending;
-
-    template <int LEFT>
-    SHARED void tell(const Ring& ring, uint lane) {
-        copy_async_wait<LEFT>();
-        publish_to_products();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.full + stage);
-        if (++stage == STAGES) stage = 0;
-        pending--;
-    }
-    SHARED void step(const Ring& ring, uint lane) {
-        copy_async_commit();
-        if (++pending > GATHER_STEPS) tell<GATHER_STEPS>(ring, lane);
-    }
-    SHARED void rest(const Ring& ring, uint lane) {
-        while (pending > 0) tell<0>(ring, lane);
-    }
-};
-
-// Fills the ring with the steps of a tile.
-template <class S, bool GATHERED, int ROWS>
-SHARED void fill_tile(Ring& ring, Filler<S>& filler, Reports& reports, const RingTile& in) {
-    uint steps = in.cols / STEP, t = filler.warp * 32 + filler.lane;
-    filler.start(in, ROWS);
-    typename GathererOf<S, ROWS, GATHERED>::Type gatherer(in, t);
-#pragma unroll 1
-    for (uint step = 0; step < steps; step++) {
-        bool last = step + 1 == steps, group_ends = last || (step + 1) % Filler<S>::GROUP_STEPS == 0;
-        bool slice_ends = last || (step + 1) % SLICE_STEPS == 0;
-        barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-        uchar* stage = ring.stages + ring.stage * RingShape<S>::STAGE_BYTES;
-        if (filler.lane == 0)
-            filler.template copy<GATHERED>(stage, ring.full + ring.stage, group_ends, slice_ends);
-        gatherer.copy(in, stage, t, group_ends, slice_ends, last);
-        if (GATHERED) reports.step(ring, filler.lane);
-        ring.next();
-    }
-}
-
-// All of a block's tiles. `Tiles`: kind of matrix `Stored`, whether rows are GATHERED, inputs `cols()`,
-// `count()` and `tile(n)`.
-template <class Tiles>
-SHARED void fill_ring(Ring& ring, const Tiles& tiles) {
-    typedef typename Tiles::Stored S;
-    uint thread = threadIdx.x - PRODUCT_THREADS;
-    Filler<S> filler;
-    filler.warp = thread / 32, filler.lane = thread % 32;
-    Reports reports = {0, 0};
-    for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
-        RingTile in = tiles.tile(n);
-        if (thread == 0)
-            ring.write_note(
-                TileNote{in.out, in.count, in.tile * 16, in.outputs, in.index != nullptr, {0, 0}});
-        with_rows<RingShape<S>::ROWS>(in.count, [&](auto rows) {
-            fill_tile<S, Tiles::GATHERED, decltype(rows)::COUNT>(ring, filler, reports, in);
-        });
-    }
-    if (Tiles::GATHERED) reports.rest(ring, filler.lane);
-}
-
+// All of a block's tiles.
 template <class Tiles>
 SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
     typedef typename Tiles::Stored S;
     uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
     Ring ring(smem);
-    ring.init<Tiles::GATHERED>(threadIdx.x);
+    ring.init(threadIdx.x, RowCopies<S, Tiles::GATHERED>::Type::REPORTS);
     if (threadIdx.x >= PRODUCT_THREADS) {
         fewer_registers<FILL_REGISTERS>();
         fill_ring(ring, tiles);
     } else {
         more_registers<PRODUCT_REGISTERS>();
         float* totals = (float*)(ring.stages + STAGES * RingShape<S>::STAGE_BYTES);
-        for (uint n = blockIdx.x; n < tiles.count(); n += gridDim.x) {
-            TileNote in = ring.read_note();
+        uint first = __shfl_sync(0xffffffffu, threadIdx.x / 128 * 64, 0);
+        for (TileNote in = ring.read_note(); in.count > 0; in = ring.read_note()) {
             with_rows<RingShape<S>::ROWS>(in.count, [&](auto rows) {
-                ring_tile<S, decltype(rows)::COUNT>(ring, totals, in, tiles.cols() / STEP);
+                const int ROWS = decltype(rows)::COUNT;
+                if (in.output + first >= in.outputs)
+                    skip_tile(ring, tiles.cols() / STEP);
+                else
+                    ring_tile<Tiles::GATHERED, S, ROWS>(ring, totals, in, tiles.cols() / STEP);
             });
         }
     }

@@ -36,11 +36,17 @@ SHARED void barrier_wait(ulong* barrier, uint parity) {
 #endif
 }
 
+// The next two are for whole warps, with the same arguments in every lane: one arrival, one copy.
+
 // Arrives, and lets the phase wait for so many bytes of `copy_bulk` besides.
 SHARED void barrier_expect(ulong* barrier, uint bytes) {
 #ifdef WARPGROUPS
     uint at = (uint)__cvta_generic_to_shared(barrier);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n"
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(at),
+        "r"(bytes)
+        : "memory");
 #endif
 }
 // Copies to shared memory by the copy engine; bytes and both addresses are multiples of 16. What it brings,
@@ -49,9 +55,19 @@ SHARED void copy_bulk(void* to, const void* from, uint bytes, ulong* barrier) {
 #ifdef WARPGROUPS
     uint at = (uint)__cvta_generic_to_shared(to), report = (uint)__cvta_generic_to_shared(barrier);
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at),
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];\n}" ::"r"(at),
         "l"(from), "r"(bytes), "r"(report)
         : "memory");
+#endif
+}
+
+// Arrives when all copies that this thread has started are there; counts like another arrival.
+SHARED void copy_async_report(ulong* barrier) {
+#ifdef WARPGROUPS
+    uint at = (uint)__cvta_generic_to_shared(barrier);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
 #endif
 }
 

@@ -314,7 +314,8 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
     }
     if call.listed {
         let tiles = c.scratch("experts_tiles", tiles_bytes(&experts, pairs, UNLISTED_TILE))?;
-        sort(c, &experts, [ids, starts, order, tiles], pairs, UNLISTED_TILE);
+        let taken = c.scratch("experts_taken", 8)?;
+        sort(c, &experts, [ids, starts, order, tiles, taken], pairs, UNLISTED_TILE);
     }
     lower_hidden(c, &experts, &call);
     lower_down(c, &experts, &call);
@@ -326,8 +327,8 @@ fn tiles_bytes(experts: &PackedExperts, pairs: usize, tile_rows: usize) -> usize
     8 * (1 + pairs / tile_rows + experts.count)
 }
 
-/// Lists pairs and tiles by expert. `at`: ids, starts, order, tiles.
-fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 4], pairs: usize, tile_rows: usize) {
+/// Lists pairs and tiles by expert. `at`: ids, starts, order, tiles, and how many of the tiles are taken.
+fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 5], pairs: usize, tile_rows: usize) {
     let args = at.into_iter().fold(Args::new(), Args::ptr).size(pairs).size(experts.count).size(tile_rows);
     c.push(Launch {
         kernel: kernel_of("experts_sort.cu", "experts_sort", &[]),
@@ -418,8 +419,11 @@ fn prompt(
     let inner_codes = c.scratch("experts_inner_codes", 2 * pairs * experts.inner)?;
     let units = c.scratch("experts_inner_units", 4 * pairs * experts.inner / group)?;
     let sums = c.scratch("experts_inner_sums", 4 * pairs * experts.inner / group)?;
-    sort(c, experts, [ids, starts, order, tiles], pairs, tile_rows);
-    let mut words = vec![experts.table.ptr(), starts, order, tiles, gate_up, c.output(out).ptr];
+    let taken = c.scratch("experts_taken", 8)?;
+    sort(c, experts, [ids, starts, order, tiles, taken], pairs, tile_rows);
+    let lists = [experts.table.ptr(), starts, order, tiles];
+    let planes = [gate_up, c.output(out).ptr];
+    let mut words = [lists.as_slice(), &planes].concat();
     let ring = match in_warpgroups {
         true => {
             let shape = warpgroup::ExpertShape {
@@ -430,6 +434,7 @@ fn prompt(
                 pairs,
                 k,
             };
+            let words = [lists.as_slice(), &[taken], &planes].concat();
             Some(warpgroup::Experts::new(c, shape, codes[0], rows, &words, [inner_codes, units, sums])?)
         }
         false => None,

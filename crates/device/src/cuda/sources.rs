@@ -53,6 +53,7 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "linear_stream.cuh" => "cuda/linear_stream.cuh",
     "linear_prompt.cuh" => "cuda/linear_prompt.cuh",
     "aligned.cuh" => "cuda/aligned.cuh",
+    "ring.cuh" => "cuda/ring.cuh",
     "linear_warpgroup.cuh" => "cuda/linear_warpgroup.cuh",
     "warpgroup.cuh" => "cuda/warpgroup.cuh",
     "delta_rule.cuh" => "cuda/delta_rule.cuh",

@@ -12,15 +12,15 @@ use super::packing::{Kind, SLICE};
 
 /// Compute capability whose instructions the form is made of.
 pub(super) const CAPABILITY: u32 = 90;
-/// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
-const STAGES: usize = 7;
-const THREADS: u32 = 384;
 /// Pairs of a block of `experts_inner_aligned`.
 const HIDDEN_PAIRS: usize = 8;
 /// Bytes of a block's shared memory beside the ring: alignment, barriers, totals.
 const OTHER_BYTES: usize = 1024 + 1024 + (64 << 10);
 /// Rows that a tile may have, and about what its time is, in hundredths of the largest.
 const TILE_ROWS: [(usize, usize); 4] = [(128, 100), (96, 80), (64, 60), (32, 45)];
+/// Stages of the ring, and threads of a block (linear_warpgroup.cuh).
+const STAGES: usize = 7;
+const THREADS: u32 = 384;
 
 /// Has the card a warpgroup form of this kind of matrix?
 pub(super) fn has_form(c: &Lowering<'_>, kind: Kind) -> bool {
@@ -33,6 +33,10 @@ fn ring_bytes(kind: Kind) -> usize {
     OTHER_BYTES + STAGES * kind.ring_bytes()
 }
 
+fn ring_kernel(kind: Kind, file: &'static str, name: &'static str) -> Kernel {
+    kernel_of(file, name, &[kind]).define("STAGES", STAGES)
+}
+
 /// Rows whose aligned places are copied at once, at most (linear_warpgroup.cuh, `with_rows`).
 const ROWS_COPIED: usize = 32;
 
@@ -43,7 +47,13 @@ pub(super) struct Aligned {
 }
 
 /// Scratch for aligned rows, by these names: codes, sums, units, marks.
-fn room(c: &mut Lowering<'_>, names: [&'static str; 4], rows: usize, cols: usize, group: usize) -> Result<Aligned> {
+fn room(
+    c: &mut Lowering<'_>,
+    names: [&'static str; 4],
+    rows: usize,
+    cols: usize,
+    group: usize,
+) -> Result<Aligned> {
     let stride = rows.next_multiple_of(ROWS_COPIED);
     let codes = c.scratch(names[0], 2 * stride * cols)?;
     let sums = c.scratch(names[1], 4 * stride * cols / group)?;
@@ -63,8 +73,8 @@ fn align(c: &mut Lowering<'_>, from: Codes, cols: usize, rows: usize) -> Result<
     Ok(aligned)
 }
 
-/// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the least
-/// time.
+/// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the
+/// least time.
 fn tile_rows(processors: usize, blocks: usize, rows: usize, most: usize) -> usize {
     let time = |&(tile, time): &(usize, usize)| (blocks * rows.div_ceil(tile)).div_ceil(processors) * time;
     let tiles = TILE_ROWS.iter().filter(|(tile, _)| *tile <= most);
@@ -89,7 +99,7 @@ pub(super) fn linear(
         words.extend([pair(rows, cols), pair(targets.len(), tile_rows), pair(blocks, 0)]);
         words.extend(target_words);
         c.push(Launch {
-            kernel: kernel_of("linear_warpgroup.cu", "linear_warpgroup", &[kind]).define("STAGES", STAGES),
+            kernel: ring_kernel(kind, "linear_warpgroup.cu", "linear_warpgroup"),
             grid: [(blocks * rows.div_ceil(tile_rows)).min(processors) as u32, 1, 1],
             block: THREADS,
             shared: ring_bytes(kind) as u32,
@@ -119,8 +129,8 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Aligns the rows. `lists`: the words of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of wide
-    /// pairs go.
+    /// Aligns the rows. `lists`: the words of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of
+    /// wide pairs go.
     pub(super) fn new(
         c: &mut Lowering<'_>,
         shape: ExpertShape,
@@ -132,8 +142,7 @@ impl Experts {
         let ExpertShape { kind, count, width, inner, pairs, k } = shape;
         let group = kind.group().unwrap_or(SLICE);
         let aligned = align(c, codes, width, rows)?;
-        let names =
-            ["aligned_hidden", "aligned_hidden_sums", "aligned_hidden_units", "aligned_hidden_wide"];
+        let names = ["aligned_hidden", "aligned_hidden_sums", "aligned_hidden_units", "aligned_hidden_wide"];
         let hidden = room(c, names, pairs, inner, group)?;
         let mut words = lists.to_vec();
         words.extend(aligned.words);
@@ -146,8 +155,7 @@ impl Experts {
 
     fn launch(&self, name: &'static str, grid: usize, block: u32, shared: usize) -> Launch {
         Launch {
-            kernel: kernel_of("experts_warpgroup.cu", name, &[self.shape.kind])
-                .define("STAGES", STAGES)
+            kernel: ring_kernel(self.shape.kind, "experts_warpgroup.cu", name)
                 .define("INNER", self.shape.inner),
             grid: [grid as u32, 1, 1],
             block,
@@ -156,17 +164,18 @@ impl Experts {
         }
     }
 
-    /// Blocks for products of at most `outputs` outputs: how many tiles of rows there are, only the card knows.
-    fn grid(&self, c: &Lowering<'_>, outputs: usize) -> usize {
-        let ExpertShape { pairs, count, .. } = self.shape;
-        let tiles = (pairs / self.shape.kind.ring_rows() + count).min(pairs);
-        (tiles * outputs.div_ceil(TILE_OUTPUTS)).min(c.facts().processors as usize)
+    /// A launch of products with `matrices` matrices of `outputs` outputs: how many tiles of rows there are,
+    /// only the card knows.
+    fn products(&self, c: &mut Lowering<'_>, name: &'static str, matrices: usize, outputs: usize) {
+        let ExpertShape { pairs, count, kind, .. } = self.shape;
+        let tiles = (pairs / kind.ring_rows() + count).min(pairs) * matrices * outputs.div_ceil(TILE_OUTPUTS);
+        let grid = tiles.min(c.facts().processors as usize);
+        c.push(self.launch(name, grid, THREADS, ring_bytes(kind)));
     }
 
     /// Products with gate and up.
     pub(super) fn gate_up(&self, c: &mut Lowering<'_>) {
-        let grid = self.grid(c, 2 * self.shape.inner);
-        c.push(self.launch("experts_gate_up_warpgroup", grid, THREADS, ring_bytes(self.shape.kind)));
+        self.products(c, "experts_gate_up_warpgroup", 2, self.shape.inner);
     }
 
     /// `silu(gate) * up`, aligned.
@@ -177,8 +186,7 @@ impl Experts {
 
     /// Products with down.
     pub(super) fn down(&self, c: &mut Lowering<'_>) {
-        let grid = self.grid(c, self.shape.width);
-        c.push(self.launch("experts_down_warpgroup", grid, THREADS, ring_bytes(self.shape.kind)));
+        self.products(c, "experts_down_warpgroup", 1, self.shape.width);
     }
 }
 
