@@ -28,3 +28,10 @@ SHARED void put_sum(const AlignedRows& to, uint row, uint group, float sum) {
 SHARED void put_unit(const AlignedRows& to, uint row, uint slice, float unit) {
     to.units[slice * to.stride + float_place(row)] = unit;
 }
+
+// The rows from their next slice on.
+SHARED AlignedRows next_slice(const AlignedRows& rows, uint group) {
+    uchar* codes = rows.codes + 1024 / 64 * rows.stride * 128;
+    float* sums = rows.sums + (1024u >> (__ffs(group) - 1)) * rows.stride;
+    return AlignedRows{codes, sums, rows.units + rows.stride, rows.stride};
+}

@@ -160,6 +160,12 @@ struct DeltaInputs {
     float q_scale;         // the f32 nearest to 1/sqrt(Dk)
 };
 
+// What delta_scan reads of keys, queries and gates.
+struct Prepared {
+    float* qk;     // [rows, Hk, 2, 16 STEPS], q then k, in the order of spread_at
+    float* gates;  // [rows, Hv, 2], decay and beta
+};
+
 // Values that a lane loads at once.
 template <int STEPS>
 struct Spread {

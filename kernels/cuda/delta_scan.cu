@@ -1,11 +1,6 @@
 // The gated delta rule over long windows: delta_prepare normalizes keys and queries and makes the gates,
-// delta_scan walks the tokens with the state in registers.
+// delta_scan walks the tokens with the state in registers. conv_prompt.cu prepares one long window.
 #include "delta_rule.cuh"
-
-struct Prepared {
-    float* qk;     // [rows, Hk, 2, 16 STEPS], q then k, in the order of spread_at
-    float* gates;  // [rows, Hv, 2], decay and beta
-};
 
 // Grid [rows], 256 threads: warps take pairs of key heads, q and k of each by a column of lanes. What the gates and
 // the first pair need is asked for together.

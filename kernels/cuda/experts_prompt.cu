@@ -45,6 +45,8 @@ SHARED Tile find_tile(const ExpertPromptArgs& args, uint at) {
 // tile's pairs to what is marked.
 template <class F>
 SHARED void each_tile(const ExpertPromptArgs& args, const uint* marks, uint divisor, uint blocks, F f) {
+    // Marks of rows are few enough to be looked through by each block, and most often there is none.
+    if (marks && divisor > 1 && !any_marked(marks, args.pairs / divisor)) return;
     for (uint at = blockIdx.y; at < args.tiles[0]; at += gridDim.y) {
         Tile tile = find_tile(args, at);
         TileRows in = {nullptr, nullptr, nullptr, tile.pairs, divisor, 0, tile.count, 0};

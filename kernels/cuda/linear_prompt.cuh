@@ -44,6 +44,19 @@ SHARED bool any_marked(const uint* marks, const TileRows& in) {
     return any != 0;
 }
 
+// Is one of the first `count` marks set? All threads of the block.
+SHARED bool any_marked(const uint* marks, uint count) {
+    __shared__ uint any;
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    uint own = 0;
+#pragma unroll 8
+    for (uint i = threadIdx.x; i < count; i += blockDim.x) own |= marks[i];
+    if (own != 0) any = 1;
+    __syncthreads();
+    return any != 0;
+}
+
 // 16 bytes, or zeros.
 SHARED void copy_async_16_or_zeros(void* to, const void* from, bool there) {
     uint at = (uint)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;

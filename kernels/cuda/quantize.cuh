@@ -30,9 +30,9 @@ SHARED void quantize_quad(const float* x, uint row, uint at, uint width, const C
     if (at >= width) return;
     uint2 pairs = make_uint2(half_pair(code[0], code[1]), half_pair(code[2], code[3]));
     *(uint2*)(out.codes + (ulong)row * width + at) = pairs;
-    if (threadIdx.x % lanes == 0) {
-        uint groups = (width + out.group - 1) / out.group;
-        out.units[(ulong)row * groups + at / out.group] = quantize_unit(14, magnitude);
-        out.sums[(ulong)row * groups + at / out.group] = sum;
+    if ((threadIdx.x & (lanes - 1)) == 0) {
+        uint shift = __ffs(out.group) - 1, groups = (width + out.group - 1) >> shift;
+        out.units[(ulong)row * groups + (at >> shift)] = quantize_unit(14, magnitude);
+        out.sums[(ulong)row * groups + (at >> shift)] = sum;
     }
 }

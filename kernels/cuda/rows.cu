@@ -1,32 +1,8 @@
 // Stages that work row by row. Layout: f32 rows, row-major. Launch shapes: elementwise kernels take four values a
 // thread, blockIdx.y is the row; norms take one block of 256 threads a row (or head), for sum_256 has 256 lanes.
 // Bound: these kernels move a few KB a row and are bound by launch latency in decode, by memory in prompts.
+#include "quads.cuh"
 #include "quantize.cuh"
-
-// Four values of a row from `at` on (0 beyond the row).
-SHARED void load_quad(const float* row, uint at, uint width, float* x) {
-    if ((width & 3) == 0 && at < width) {
-        float4 v = *(const float4*)(row + at);
-        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-        return;
-    }
-    for (uint i = 0; i < 4; i++) x[i] = at + i < width ? row[at + i] : 0.0f;
-}
-
-SHARED void store_quad(float* row, uint at, uint width, const float* x) {
-    if ((width & 3) == 0 && at < width) {
-        *(float4*)(row + at) = make_float4(x[0], x[1], x[2], x[3]);
-        return;
-    }
-    for (uint i = 0; i < 4; i++)
-        if (at + i < width) row[at + i] = x[i];
-}
-
-// Four values, aligned to 16 bytes.
-SHARED void load_four(const float* from, float* x) {
-    float4 v = *(const float4*)from;
-    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-}
 
 SHARED uint quad_at() { return 4 * (blockIdx.x * blockDim.x + threadIdx.x); }
 
@@ -50,57 +26,17 @@ extern "C" __global__ void quantize_rows(const float* x, uint width, Codes codes
     quantize_quad(quad, blockIdx.y, quad_at(), width, codes);
 }
 
-// What combine reads: out[r] = sum of weights[r, i] * routed[r * k + i] in rank order from +0, then + sigmoid(gate[r]) *
-// shared[r].
-struct Mix {
-    const float* routed;  // [rows * k, width]
-    const float* weights; // [rows, k]
-    const float* shared;  // [rows, width]
-    const float* gate;    // [rows, 1]
-    uint k;
-};
-
-// VECTOR: the width is a multiple of 4, and `at` lies below it. AHEAD: picks whose rows are asked for together.
-template <bool VECTOR, int AHEAD>
-SHARED void mix_quad(const Mix& mix, ulong row, uint at, uint width, float* sum) {
-    float shared[4], x[AHEAD][4], weight[AHEAD];
-    if (VECTOR)
-        load_four(mix.shared + row * width + at, shared);
-    else
-        load_quad(mix.shared + row * width, at, width, shared);
-    float gate = mix.gate[row];
-    for (uint j = 0; j < 4; j++) sum[j] = 0.0f;
-    for (uint first = 0; first < mix.k; first += AHEAD) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            // What lies beyond the last pick repeats it, unused.
-            ulong pair = row * mix.k + min(first + i, mix.k - 1);
-            weight[i] = mix.weights[pair];
-            if (VECTOR)
-                load_four(mix.routed + pair * width + at, x[i]);
-            else
-                load_quad(mix.routed + pair * width, at, width, x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            for (uint j = 0; j < 4; j++)
-                sum[j] = first + i < mix.k ? FMA(weight[i], x[i][j], sum[j]) : sum[j];
-    }
-    float open = sigmoid_exact(gate);
-    for (uint j = 0; j < 4; j++) sum[j] = FMA(open, shared[j], sum[j]);
-}
-
 extern "C" __global__ void combine_rows(Mix mix, float* out, uint width) {
     wait_for_launches_before();
     start_next_launch();
     ulong row = blockIdx.y;
-    float sum[4];
-    mix_quad<false, 8>(mix, row, quad_at(), width, sum);
+    float sum[4], open = sigmoid_exact(mix.gate[row]);
+    mix_quad<false, 8>(mix, row, quad_at(), width, open, sum);
     store_quad(out + row * width, quad_at(), width, sum);
 }
 
 // The quad of x that is normed: delta = combine(mix) where there is a mix; x += delta where there is a delta.
-template <bool VECTOR, int AHEAD>
+template <bool VECTOR>
 SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint at, uint width, float* quad) {
     float add[4];
     ulong first = row * width;
@@ -110,7 +46,7 @@ SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint 
         load_quad(x + first, at, width, quad);
     if (!delta) return;
     if (mix.routed) {
-        mix_quad<VECTOR, AHEAD>(mix, row, at, width, add);
+        mix_quad<VECTOR, 8>(mix, row, at, width, sigmoid_exact(mix.gate[row]), add);
         store_quad(delta + first, at, width, add);
     } else if (VECTOR) {
         load_four(delta + first + at, add);
@@ -123,7 +59,6 @@ SHARED void summed_quad(float* x, float* delta, const Mix& mix, ulong row, uint 
 
 // One block a row. out = (x * r) * weight, r = 1 / sqrt(sum_256(x*x)/n + eps), of the summed x; and out's codes. The
 // row lies in shared memory, so that all threads load and the first 256 sum.
-template <int AHEAD>
 SHARED void norm_row(float* x, float* delta, const Mix& mix, const float* weight, uint width, float eps, float* out,
                      const Codes& codes) {
     extern __shared__ __align__(16) float held[];
@@ -137,9 +72,9 @@ SHARED void norm_row(float* x, float* delta, const Mix& mix, const float* weight
     const uint stride = 4 * blockDim.x, end = (width + stride - 1) / stride * stride;
     for (uint at = 4 * threadIdx.x; at < width; at += stride) {
         if (width % 4 == 0)
-            summed_quad<true, AHEAD>(x, delta, mix, row, at, width, quad);
+            summed_quad<true>(x, delta, mix, row, at, width, quad);
         else
-            summed_quad<false, AHEAD>(x, delta, mix, row, at, width, quad);
+            summed_quad<false>(x, delta, mix, row, at, width, quad);
         *(float4*)(held + at) = make_float4(quad[0], quad[1], quad[2], quad[3]);
     }
     __syncthreads();
@@ -157,17 +92,10 @@ SHARED void norm_row(float* x, float* delta, const Mix& mix, const float* weight
     }
 }
 
-// Few rows: 512 threads, whose loads are in flight together.
+// 512 threads, whose loads are in flight together: for few rows (rows_prompt.cu has the other form).
 extern "C" __global__ void __launch_bounds__(512) norm_rows(float* x, float* delta, Mix mix, const float* weight,
                                                             uint width, float eps, float* out, Codes codes) {
-    norm_row<8>(x, delta, mix, weight, width, eps, out, codes);
-}
-
-// Many rows: 256 threads, blocks that load beside blocks that sum.
-extern "C" __global__ void __launch_bounds__(256, 4)
-    norm_rows_many(float* x, float* delta, Mix mix, const float* weight, uint width, float eps, float* out,
-                   Codes codes) {
-    norm_row<4>(x, delta, mix, weight, width, eps, out, codes);
+    norm_row(x, delta, mix, weight, width, eps, out, codes);
 }
 
 // Per head: x = ((x * r) * weight) * silu(z), and the codes of the row. blockIdx.x counts heads of a row, blockIdx.y

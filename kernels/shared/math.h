@@ -26,6 +26,16 @@ SHARED float scale_by_power(float p, int n) {
 // The integer in shifted = n + CLARY_ROUND.
 SHARED int shifted_exponent(float shifted) { return (int)(BITS(shifted) - BITS(CLARY_ROUND)); }
 
+// e^r for r in [-ln 2 / 2, ln 2 / 2], the polynomial of e^x.
+SHARED float exp_of_rest(float r) {
+    float q = FLOAT(0x3ab511a9u);
+    q = FMA(q, r, FLOAT(0x3c091d36u));
+    q = FMA(q, r, FLOAT(0x3d2aac7au));
+    q = FMA(q, r, FLOAT(0x3e2aaa48u));
+    q = FMA(q, r, FLOAT(0x3efffffeu));
+    return FMA(q, r * r, r) + 1.0f;
+}
+
 // e^x; +0 below -87.
 SHARED float exp_exact(float x) {
     float c = x > 89.0f ? 89.0f : x;
@@ -34,14 +44,17 @@ SHARED float exp_exact(float x) {
     float n = shifted - CLARY_ROUND;
     float r = FMA(n, -CLARY_LN2_HIGH, c);
     r = FMA(n, -CLARY_LN2_LOW, r);
-    float q = FLOAT(0x3ab511a9u);
-    q = FMA(q, r, FLOAT(0x3c091d36u));
-    q = FMA(q, r, FLOAT(0x3d2aac7au));
-    q = FMA(q, r, FLOAT(0x3e2aaa48u));
-    q = FMA(q, r, FLOAT(0x3efffffeu));
-    float p = FMA(q, r * r, r) + 1.0f;
-    float result = scale_by_power(p, shifted_exponent(shifted));
+    float result = scale_by_power(exp_of_rest(r), shifted_exponent(shifted));
     return x < -87.0f ? 0.0f : result;
+}
+
+// exp_exact of x from -80 to 80.
+SHARED float exp_near(float x) {
+    float shifted = FMA(x, CLARY_LOG2_E, CLARY_ROUND);
+    float n = shifted - CLARY_ROUND;
+    float r = FMA(n, -CLARY_LN2_HIGH, x);
+    r = FMA(n, -CLARY_LN2_LOW, r);
+    return exp_of_rest(r) * power_of_two(shifted_exponent(shifted));
 }
 
 // 2^r for r in [-1/2, 1/2], the polynomial of every form of 2^x here.

@@ -225,6 +225,49 @@ pub(super) enum Command {
 }
 
 impl Command {
+    /// Does it look at what is in the plane, or leave some of it? Commands that are never between the planes
+    /// of a sequence's layers are taken to do so.
+    pub(super) fn reads(&self, plane: Buffer) -> bool {
+        use Command as C;
+        match *self {
+            C::StateClear { .. } | C::StateCopy { .. } | C::StateKeep { .. } | C::KvKeep { .. } => false,
+            C::Norm { x, .. } | C::Linear { x, .. } | C::Conv { x, .. } | C::RoutedExperts { x, .. } => {
+                x == plane
+            }
+            C::AddNorm { x, delta, .. } => [x, delta].contains(&plane),
+            C::DeltaRule { mixed, a, b, .. } => [mixed, a, b].contains(&plane),
+            C::GatedNorm { x, z, .. } => [x, z].contains(&plane),
+            C::QkNormRope { qg, k, .. } => [qg, k].contains(&plane),
+            C::KvAppend { k, v, .. } => [k, v].contains(&plane),
+            C::Attention { q, .. } => q == plane,
+            C::OutGate { x, qg, .. } => [x, qg].contains(&plane),
+            C::Route { logits, .. } => logits == plane,
+            C::Swiglu { gate, up, .. } => [gate, up].contains(&plane),
+            C::Combine { routed, shared, gate, .. } => [routed, shared, gate].contains(&plane),
+            _ => true,
+        }
+    }
+
+    /// How many of the plane's first rows it writes, of `rows` that the step has.
+    pub(super) fn overwrites(&self, plane: Buffer, step_rows: usize) -> usize {
+        use Command as C;
+        match *self {
+            C::Norm { out, rows, .. }
+            | C::AddNorm { out, rows, .. }
+            | C::Swiglu { out, rows, .. }
+            | C::Combine { out, rows, .. }
+                if out == plane =>
+            {
+                rows
+            }
+            C::Linear { rows, ref to, .. } if to.iter().any(|&(_, out)| out == plane) => rows,
+            C::Conv { out, .. } | C::DeltaRule { out, .. } | C::Attention { out, .. } if out == plane => {
+                step_rows
+            }
+            _ => 0,
+        }
+    }
+
     /// Is it a stage of the vision tower alone? Their lists differ for every chunk of a picture.
     pub(super) fn of_pictures(&self) -> bool {
         matches!(

@@ -3,6 +3,8 @@
 //! Windows of up to [`WINDOW_ROWS`] rows are one launch that does everything; longer ones get their keys,
 //! queries and gates prepared first.
 
+use super::command::Command;
+use super::conv;
 use super::driver::Result;
 use super::launch::{Args, Launch};
 use super::lower::Lowering;
@@ -62,14 +64,57 @@ pub(super) fn lower(
     if !long {
         return Ok(());
     }
-    let of = states.shape;
-    let qk = c.scratch("delta keys and queries", 4 * shape.rows * of.key_heads * 2 * states.spread())?;
-    let gates = c.scratch("delta gates", 4 * shape.rows * of.value_heads * 2)?;
-    let prepared = [qk, gates];
+    let prepared = prepared(c, &states)?;
     let args = Args::new().words(&states.words()).words(&inputs.0).words(&prepared);
     c.launch(states.kernel("delta_scan.cu", "delta_prepare"), [shape.rows, 1, 1], BLOCK, args);
-    let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0).words(&prepared);
-    let grid = [states.head_blocks(), shape.windows, 1];
-    c.launch(states.kernel("delta_scan.cu", "delta_scan"), grid, SCAN_THREADS, args);
+    scan(c, &states, &inputs, prepared);
     Ok(())
+}
+
+/// The place of the kernels' `Prepared`.
+fn prepared(c: &mut Lowering<'_>, states: &States) -> Result<[u64; 2]> {
+    let (of, rows) = (states.shape, c.shape().rows);
+    let qk = c.scratch("delta keys and queries", 4 * rows * of.key_heads * 2 * states.spread())?;
+    Ok([qk, c.scratch("delta gates", 4 * rows * of.value_heads * 2)?])
+}
+
+/// The rule over long windows.
+fn scan(c: &mut Lowering<'_>, states: &States, inputs: &Inputs, prepared: [u64; 2]) {
+    let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0).words(&prepared);
+    let grid = [states.head_blocks(), c.shape().windows, 1];
+    c.launch(states.kernel("delta_scan.cu", "delta_scan"), grid, SCAN_THREADS, args);
+}
+
+/// Lowers the leading [`Command::Conv`] with the delta rule behind it where one long window's outputs can be
+/// prepared for the rule at once (`kernels/cuda/conv_prompt.cu`); says how many.
+pub(super) fn lower_prompt(c: &mut Lowering<'_>, commands: &[Command]) -> Result<Option<usize>> {
+    let [
+        Command::Conv { x, taps, pool, out: mixed },
+        Command::DeltaRule { mixed: read, a, b, decay, dt_bias, pool: same, out },
+        ref rest @ ..,
+    ] = *commands
+    else {
+        return Ok(None);
+    };
+    let (states, shape) = (c.states(pool), c.shape());
+    let of = states.shape;
+    let whole_blocks = (of.key_heads * of.key_dim).is_multiple_of(conv::BLOCK);
+    let fits = of.key_dim == states.spread() && conv::BLOCK.is_multiple_of(of.key_dim) && whole_blocks;
+    let apart = ![x, a, b].contains(&mixed) && ![x, a, b, mixed].contains(&out);
+    let meant = read == mixed && same == pool && shape.windows == 1 && shape.window_rows > WINDOW_ROWS;
+    if !(fits && apart && meant) {
+        return Ok(None);
+    }
+    let taps = conv::taps_of(c, taps, &states)?;
+    let whole = c.demand(mixed, shape.rows, rest).values;
+    let (x, to) = (c.plane(x).ptr, c.output(mixed).ptr);
+    let inputs = Inputs::new(c, &states, [mixed, a, b, out], decay, dt_bias);
+    let prepared = prepared(c, &states)?;
+    let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0).words(&prepared);
+    let kernel = states.kernel("conv_prompt.cu", "conv_prompt").define("CONV_TAPS", of.conv_taps as u32);
+    let grid = [of.channels().div_ceil(conv::BLOCK) + 1, shape.window_rows.div_ceil(conv::CHUNK), 1];
+    c.launch(kernel, grid, conv::BLOCK as u32, args.words(&[x, taps, to, u64::from(whole)]));
+    conv::advance(c, &states, x);
+    scan(c, &states, &inputs, prepared);
+    Ok(Some(2))
 }

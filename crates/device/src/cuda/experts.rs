@@ -11,7 +11,7 @@ use super::launch::{Args, Launch};
 use super::linear::{
     FewPlaces, TILE_OUTPUTS, few_shape, form_of, groups_of, input_words, kernel_of, kinds_of, pair,
 };
-use super::lower::{Lowering, PlaneRef};
+use super::lower::Lowering;
 use super::memory::{Codes, DeviceMemory};
 use super::packing::{self, Kind, Place, TILE};
 use super::route;
@@ -36,6 +36,10 @@ const EXPERT_TILE_ROWS: usize = 64;
 const EXPERT_TILE: (usize, usize) = (2, 2);
 /// Rows of a tile where nobody reads the tiles.
 const UNLISTED_TILE: usize = 128;
+/// Up to this many pairs one block sorts; of more, blocks of so many threads take so many pairs each.
+const SORT_PAIRS_MAX: usize = 2048;
+const SORT_BLOCK: u32 = 256;
+const SORT_SHARE: usize = 512;
 /// Most shared memory of a block; wider experts take one pair at a time.
 const SHARED_MAX: usize = 160 << 10;
 
@@ -125,6 +129,17 @@ impl PackedExperts {
     /// Bytes held.
     pub(super) fn bytes(&self) -> usize {
         self.memory.bytes() + self.table.bytes()
+    }
+
+    fn in_warpgroups(&self, c: &Lowering<'_>) -> bool {
+        let one = matches!(self.kinds[..], [kind] if !kind.is_wide() && warpgroup::has_form(c, kind));
+        self.tame && one
+    }
+
+    /// Group length of aligned codes, where [`lower`] reads nothing else of `rows` rows.
+    pub(super) fn aligned_group(&self, c: &Lowering<'_>, rows: usize) -> Option<usize> {
+        let aligned = rows > DECODE_ROWS_MAX && self.has_prompt_form() && self.in_warpgroups(c);
+        self.group().filter(|_| aligned)
     }
 
     /// The prompt form wants integer codes everywhere, and one length of groups of hidden values.
@@ -266,10 +281,10 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
     let experts = c.experts(experts);
     let (ids, weights, k) = c.picks(picks);
     let pairs = rows * k;
-    let codes = experts.groups.iter().map(|&group| c.codes(x, rows, group)).collect::<Result<Vec<_>>>()?;
     if rows > DECODE_ROWS_MAX && experts.has_prompt_form() {
-        return prompt(c, &experts, &codes, ids, (rows, k), c.plane(x), out);
+        return prompt(c, &experts, x, ids, (rows, k), out);
     }
+    let codes = codes_of(c, &experts, x, rows)?;
     let hidden = c.scratch("experts_hidden", 4 * pairs * experts.inner)?;
     if let Some(stream) = Stream::of(c, &experts, rows, k) {
         return stream.lower(c, &experts, codes[0], hidden, &routed, &beside);
@@ -315,11 +330,16 @@ fn lower(c: &mut Lowering<'_>, routed: Routed, beside: Beside) -> Result {
     if call.listed {
         let tiles = c.scratch("experts_tiles", tiles_bytes(&experts, pairs, UNLISTED_TILE))?;
         let taken = c.scratch("experts_taken", 8)?;
-        sort(c, &experts, [ids, starts, order, tiles, taken], pairs, UNLISTED_TILE);
+        sort(c, &experts, [ids, starts, order, tiles, taken], pairs, UNLISTED_TILE)?;
     }
     lower_hidden(c, &experts, &call);
     lower_down(c, &experts, &call);
     Ok(())
+}
+
+/// The rows' codes in all groups that the kernels read.
+fn codes_of(c: &mut Lowering<'_>, experts: &PackedExperts, x: Buffer, rows: usize) -> Result<Vec<Codes>> {
+    experts.groups.iter().map(|&group| c.codes(x, rows, group)).collect()
 }
 
 /// Bytes of a list of tiles of `tile_rows` pairs.
@@ -328,15 +348,33 @@ fn tiles_bytes(experts: &PackedExperts, pairs: usize, tile_rows: usize) -> usize
 }
 
 /// Lists pairs and tiles by expert. `at`: ids, starts, order, tiles, and how many of the tiles are taken.
-fn sort(c: &mut Lowering<'_>, experts: &PackedExperts, at: [u64; 5], pairs: usize, tile_rows: usize) {
-    let args = at.into_iter().fold(Args::new(), Args::ptr).size(pairs).size(experts.count).size(tile_rows);
-    c.push(Launch {
-        kernel: kernel_of("experts_sort.cu", "experts_sort", &[]),
-        grid: [1; 3],
-        block: 1024,
+fn sort(
+    c: &mut Lowering<'_>,
+    experts: &PackedExperts,
+    at: [u64; 5],
+    pairs: usize,
+    tile_rows: usize,
+) -> Result {
+    let [ids, starts, order, tiles, taken] = at;
+    let lists = [starts, order, tiles, taken, pair(pairs, experts.count), tile_rows as u64];
+    let launch = |name, blocks: usize, block, args| Launch {
+        kernel: kernel_of("experts_sort.cu", name, &[]),
+        grid: [blocks as u32, 1, 1],
+        block,
         shared: 4 * experts.count as u32,
         args,
-    });
+    };
+    if pairs <= SORT_PAIRS_MAX {
+        c.push(launch("experts_sort", 1, 1024, Args::new().ptr(ids).words(&lists)));
+        return Ok(());
+    }
+    let blocks = pairs.div_ceil(SORT_SHARE);
+    let counted = c.scratch("experts_counts", 4 * blocks * experts.count)?;
+    let args = Args::new().ptr(ids).ptr(counted);
+    let sizes = args.clone().size(pairs).size(experts.count).size(SORT_SHARE);
+    c.push(launch("experts_count", blocks, SORT_BLOCK, sizes));
+    c.push(launch("experts_place", blocks, SORT_BLOCK, args.words(&lists).size(SORT_SHARE)));
+    Ok(())
 }
 
 impl PackedExperts {
@@ -397,15 +435,13 @@ fn grid(experts: &PackedExperts, call: &Call, outputs: usize, tiles: usize) -> [
 fn prompt(
     c: &mut Lowering<'_>,
     experts: &PackedExperts,
-    codes: &[Codes],
+    x: Buffer,
     ids: u64,
     (rows, k): (usize, usize),
-    x: PlaneRef,
     out: Buffer,
 ) -> Result {
     let (pairs, group) = (rows * k, experts.inner_groups[0]);
-    let in_warpgroups = experts.tame
-        && matches!(experts.kinds[..], [kind] if !kind.is_wide() && warpgroup::has_form(c, kind));
+    let in_warpgroups = experts.in_warpgroups(c);
     let least = |f: fn(Kind) -> usize| experts.kinds.iter().map(|&kind| f(kind)).min().unwrap_or(0);
     let (tile_rows, (row_warps, blocks)) = match in_warpgroups {
         true => (experts.kinds[0].ring_rows(), (2, 1)),
@@ -420,11 +456,11 @@ fn prompt(
     let units = c.scratch("experts_inner_units", 4 * pairs * experts.inner / group)?;
     let sums = c.scratch("experts_inner_sums", 4 * pairs * experts.inner / group)?;
     let taken = c.scratch("experts_taken", 8)?;
-    sort(c, experts, [ids, starts, order, tiles, taken], pairs, tile_rows);
+    sort(c, experts, [ids, starts, order, tiles, taken], pairs, tile_rows)?;
     let lists = [experts.table.ptr(), starts, order, tiles];
     let planes = [gate_up, c.output(out).ptr];
     let mut words = [lists.as_slice(), &planes].concat();
-    let ring = match in_warpgroups {
+    let (ring, codes) = match in_warpgroups {
         true => {
             let shape = warpgroup::ExpertShape {
                 kind: experts.kinds[0],
@@ -435,12 +471,14 @@ fn prompt(
                 k,
             };
             let words = [lists.as_slice(), &[taken], &planes].concat();
-            Some(warpgroup::Experts::new(c, shape, codes[0], rows, &words, [inner_codes, units, sums])?)
+            let plain = [inner_codes, units, sums];
+            let (ring, codes) = warpgroup::Experts::new(c, shape, x, rows, &words, plain)?;
+            (Some(ring), vec![codes])
         }
-        false => None,
+        false => (None, codes_of(c, experts, x, rows)?),
     };
-    words.extend(input_words(codes));
-    words.extend([inner_codes, units, sums, pair(pairs, k), pair(experts.count, x.width)]);
+    words.extend(input_words(&codes));
+    words.extend([inner_codes, units, sums, pair(pairs, k), pair(experts.count, experts.width)]);
     words.push(pair(experts.inner, tile_rows));
     words.extend(ring.as_ref().map_or([0; 2], |ring| ring.wide));
     let places = (pairs / tile_rows + experts.count).min(pairs);

@@ -353,11 +353,14 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
         let targets: Vec<_> = targets.iter().filter(|(matrix, _)| matrix.kind == kind).collect();
         match kind.group() {
             Some(group) => {
-                let codes = c.codes(x, rows, group)?;
                 let tame = targets.iter().all(|(matrix, _)| matrix.place.tame);
-                let wide = (tame && warpgroup::has_form(c, kind))
-                    .then(|| warpgroup::linear(c, codes, input.width, rows, kind, &targets))
-                    .transpose()?;
+                let (codes, wide) = match tame && warpgroup::has_form(c, kind) {
+                    true => {
+                        let (codes, wide) = warpgroup::linear(c, x, rows, (kind, group), &targets)?;
+                        (codes, Some(wide))
+                    }
+                    false => (c.codes(x, rows, group)?, None),
+                };
                 targets
                     .chunks(MATRICES_MAX)
                     .for_each(|targets| prompt(c, codes, input.width, rows, kind, targets, wide));
@@ -381,6 +384,16 @@ pub(super) fn lower(c: &mut Lowering<'_>, x: Buffer, rows: usize, to: &[(MatrixR
         }
     }
     Ok(())
+}
+
+/// Group length of aligned codes, where [`lower`] reads nothing else of `rows` rows.
+pub(super) fn aligned_group(c: &Lowering<'_>, rows: usize, to: &[(MatrixRef, Buffer)]) -> Option<usize> {
+    let group = c.matrix(to.first()?.0).group()?;
+    let aligned = |&(matrix, _): &(MatrixRef, Buffer)| {
+        let matrix = c.matrix(matrix);
+        matrix.group() == Some(group) && matrix.place.tame && warpgroup::has_form(c, matrix.kind)
+    };
+    (rows > DECODE_ROWS_MAX && to.iter().all(aligned)).then_some(group)
 }
 
 /// Words of the targets of a prompt kernel, and how many blocks of outputs they have.

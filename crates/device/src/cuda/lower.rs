@@ -13,6 +13,7 @@ use super::linear::{self, PackedMatrix};
 use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
+use super::warpgroup::Aligned;
 use super::{attention, conv, delta_rule, delta_step, rows, vision};
 use crate::{Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
 
@@ -45,7 +46,8 @@ pub(super) struct Tables {
     pub(super) plain_sums: bool,
     /// Tokens of the last draws, where there were any.
     pub(super) drawn: Option<DeviceMemory>,
-    scratch: HashMap<&'static str, DeviceMemory>,
+    /// By name, and the plane it belongs to, if any.
+    scratch: HashMap<(&'static str, Option<Buffer>), DeviceMemory>,
     /// Scratch that grew: recorded launches may still name the old addresses.
     outgrown: Vec<DeviceMemory>,
 }
@@ -80,6 +82,25 @@ pub(super) struct PlaneRef {
     pub(super) rows_max: usize,
 }
 
+/// Aligned codes of a plane's first rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AlignedPlane {
+    pub(super) rows: usize,
+    pub(super) group: usize,
+    pub(super) codes: Aligned,
+}
+
+/// How a plane is read before it is overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Demand {
+    /// As values, or as codes that have to be made of them.
+    pub(super) values: bool,
+    /// As codes of this group length.
+    pub(super) group: Option<usize>,
+    /// These aligned only.
+    pub(super) aligned: bool,
+}
+
 /// Where a stage's `lower` puts its launches.
 pub(super) struct Lowering<'a> {
     driver: &'a Arc<dyn Driver>,
@@ -91,6 +112,8 @@ pub(super) struct Lowering<'a> {
     launches: Vec<Launch>,
     /// Rows of which code shadows hold what their planes hold, by plane and group length.
     fresh: HashMap<(Buffer, usize), usize>,
+    /// Aligned rows that hold what planes hold.
+    aligned: HashMap<Buffer, AlignedPlane>,
     /// The plane whose query digits are in scratch ([`rope::digits`]).
     digits_of: Option<Buffer>,
 }
@@ -111,6 +134,7 @@ impl<'a> Lowering<'a> {
             base,
             launches: Vec::new(),
             fresh: HashMap::new(),
+            aligned: HashMap::new(),
             digits_of: None,
         }
     }
@@ -164,6 +188,7 @@ impl<'a> Lowering<'a> {
     /// Says that a launch writes the plane: its code shadows are stale from here on.
     pub(super) fn written(&mut self, buffer: Buffer) {
         self.fresh.retain(|(of, _), _| *of != buffer);
+        self.aligned.remove(&buffer);
         self.digits_of = self.digits_of.filter(|of| *of != buffer);
     }
 
@@ -198,6 +223,51 @@ impl<'a> Lowering<'a> {
     pub(super) fn codes_written(&mut self, buffer: Buffer, rows: usize, group: usize) -> Result<Codes> {
         self.fresh.insert((buffer, group), rows);
         self.shadow(buffer, group)
+    }
+
+    /// The place of codes, whatever it holds.
+    pub(super) fn codes_place(&mut self, buffer: Buffer, group: usize) -> Result<Codes> {
+        self.shadow(buffer, group)
+    }
+
+    /// Aligned codes of the first `rows` rows in groups of `group`, if they are there.
+    pub(super) fn aligned(&self, buffer: Buffer, rows: usize, group: usize) -> Option<Aligned> {
+        let held = self.aligned.get(&buffer)?;
+        (held.rows >= rows && held.group == group).then_some(held.codes)
+    }
+
+    /// Says that the last launch, or the caller's, leaves aligned codes of the plane.
+    pub(super) fn aligned_written(&mut self, buffer: Buffer, held: AlignedPlane) {
+        self.aligned.insert(buffer, held);
+    }
+
+    /// How what a command leaves in the first `rows` rows of a plane is read by those after it.
+    pub(super) fn demand(&self, plane: Buffer, rows: usize, rest: &[Command]) -> Demand {
+        let mut demand = Demand { values: false, group: None, aligned: true };
+        for command in rest {
+            if command.reads(plane) {
+                let aligned = self.aligned_wanted(command);
+                let group = aligned.or_else(|| self.group_wanted(command, plane));
+                demand.group = demand.group.or(group);
+                demand.values |= aligned.is_none() || group != demand.group;
+                demand.aligned &= aligned.is_some() || group != demand.group || group.is_none();
+            }
+            if command.overwrites(plane, self.shape.rows) >= rows {
+                return demand;
+            }
+        }
+        // Who knows what is read after the list?
+        demand.values = true;
+        demand
+    }
+
+    /// Group length of aligned codes, where a command reads its input as nothing else.
+    fn aligned_wanted(&self, command: &Command) -> Option<usize> {
+        match *command {
+            Command::Linear { rows, ref to, .. } => linear::aligned_group(self, rows, to),
+            Command::RoutedExperts { rows, experts, .. } => self.experts(experts).aligned_group(self, rows),
+            _ => None,
+        }
     }
 
     /// Group length of the codes in which a command reads a plane.
@@ -259,7 +329,18 @@ impl<'a> Lowering<'a> {
 
     /// Scratch of at least `bytes`, shared by all launches that name it; zeros when made, kept between steps.
     pub(super) fn scratch(&mut self, name: &'static str, bytes: usize) -> Result<u64> {
-        if let Some(memory) = self.tables.scratch.get(name)
+        self.scratch_of(None, name, bytes)
+    }
+
+    /// [`Self::scratch`] of a plane.
+    pub(super) fn scratch_of(
+        &mut self,
+        plane: Option<Buffer>,
+        name: &'static str,
+        bytes: usize,
+    ) -> Result<u64> {
+        let key = (name, plane);
+        if let Some(memory) = self.tables.scratch.get(&key)
             && memory.bytes() >= bytes
         {
             return Ok(memory.ptr());
@@ -268,7 +349,7 @@ impl<'a> Lowering<'a> {
         let step = (bytes.next_power_of_two() / 8).max(1 << 12);
         let memory = DeviceMemory::zeros(self.driver, name, bytes.next_multiple_of(step))?;
         let address = memory.ptr();
-        self.tables.outgrown.extend(self.tables.scratch.insert(name, memory));
+        self.tables.outgrown.extend(self.tables.scratch.insert(key, memory));
         Ok(address)
     }
 
@@ -343,6 +424,9 @@ impl<'a> Lowering<'a> {
     /// Lowers [`Command::Conv`], together with the rest of its layer where windows are short.
     fn delta_net(&mut self, commands: &[Command]) -> Result<usize> {
         if let Some(run) = delta_step::lower(self, commands)? {
+            return Ok(run);
+        }
+        if let Some(run) = delta_rule::lower_prompt(self, commands)? {
             return Ok(run);
         }
         let Command::Conv { x, taps, pool, out } = commands[0] else {

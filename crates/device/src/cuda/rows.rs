@@ -5,17 +5,21 @@ use super::driver::Result;
 use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
 use super::memory::{Codes, Span};
+use super::packing::SLICE;
+use super::warpgroup;
 use crate::{Buffer, Picks, VectorRef};
 
 /// Threads of a block of elementwise kernels.
 const BLOCK: u32 = 256;
-/// Threads of a normed row where rows are few and where there are more than so many, and of a normed head.
+/// Threads of a normed row where rows are few, and of a normed head.
 const NORM_BLOCK: u32 = 512;
-const NORM_BLOCK_MANY: u32 = 256;
-const FEW_ROWS: usize = 100;
 const HEAD_BLOCK: u32 = 128;
 /// Values of a head that a warp norms by itself.
 const WARP_HEAD: usize = 128;
+/// From more rows on a stage has its form of `rows_prompt.cu`.
+const FEW_ROWS: usize = 64;
+/// `SLICES_MAX` of these.
+const SLICES_MAX: usize = 8;
 /// Commands after a writer in which the reader of its codes is looked for.
 const LOOK_AHEAD: usize = 6;
 
@@ -83,12 +87,21 @@ pub(super) fn lower(c: &mut Lowering<'_>, commands: &[Command]) -> Result<usize>
         C::GatedNorm { x, z, rows, weight, eps } => gated_norm(c, x, z, rows, (weight, eps), rest)?,
         C::OutGate { x, qg, rows, head_dim } => {
             let (width, gates) = (c.plane(x).width, c.plane(qg).ptr);
+            if in_slices(rows, width) && head_dim.is_multiple_of(4) && SLICE.is_multiple_of(head_dim) {
+                let args = Args::new().ptr(c.output(x).ptr).ptr(gates).size(width).size(head_dim);
+                by_slices(c, "out_gate_many", args, rows, x, rest)?;
+                return Ok(1);
+            }
             let args = Args::new().ptr(c.output(x).ptr).ptr(gates).size(width).size(head_dim);
             elementwise(c, "out_gate_rows", args, rows, x, rest)?;
         }
         C::Swiglu { gate, up, rows, out } => {
             let args = Args::new().ptr(c.plane(gate).ptr).ptr(c.plane(up).ptr);
             let to = c.output(out);
+            if in_slices(rows, to.width) {
+                by_slices(c, "swiglu_many", args.size(to.width), rows, out, rest)?;
+                return Ok(1);
+            }
             elementwise(c, "swiglu_rows", args.ptr(to.ptr).size(to.width), rows, out, rest)?;
         }
         C::Combine { routed, picks, shared, gate, rows, out } => {
@@ -148,6 +161,55 @@ fn elementwise(
     Ok(())
 }
 
+/// Is there a form of `rows_prompt.cu`?
+fn in_slices(rows: usize, width: usize) -> bool {
+    rows > FEW_ROWS && width.is_multiple_of(4) && width.div_ceil(SLICE) <= SLICES_MAX
+}
+
+/// Shared memory of a row there (slices.cuh, `held_row`).
+fn held_bytes(width: usize) -> u32 {
+    5 * (width.div_ceil(SLICE) * SLICE) as u32
+}
+
+/// Where rows of `out` go: address of the plane, or 0 where nobody reads it, and the kernels' `RowCodes`.
+fn outputs(c: &mut Lowering<'_>, out: Buffer, rows: usize, rest: &[Command]) -> Result<(u64, [u64; 9])> {
+    let (to, demand) = (c.plane(out), c.demand(out, rows, rest));
+    let mut words = [0; 9];
+    let Some(group) = demand.group.filter(|&group| to.width.is_multiple_of(group)) else {
+        return Ok((to.ptr, words));
+    };
+    let codes = match demand.aligned {
+        true => {
+            words[4..].copy_from_slice(&warpgroup::aligned_written(c, out, rows, group)?.row_words());
+            c.codes_place(out, group)?
+        }
+        false => c.codes_written(out, rows, group)?,
+    };
+    words[..4].copy_from_slice(&codes.words());
+    Ok((if demand.values { to.ptr } else { 0 }, words))
+}
+
+/// A launch of a block a row, whose last parameters are the row's places.
+fn by_slices(
+    c: &mut Lowering<'_>,
+    name: &'static str,
+    args: Args,
+    rows: usize,
+    out: Buffer,
+    rest: &[Command],
+) -> Result {
+    let width = c.plane(out).width;
+    let (to, codes) = outputs(c, out, rows, rest)?;
+    c.push(Launch {
+        kernel: Kernel::new("rows_prompt.cu", name),
+        grid: [rows as u32, 1, 1],
+        block: BLOCK.min(width.div_ceil(4).next_multiple_of(32) as u32),
+        shared: held_bytes(width),
+        args: args.ptr(to).words(&codes),
+    });
+    Ok(())
+}
+
 /// What is normed: `x`, after `delta` was added to it, which may be mixed in the same launch.
 struct Sum {
     x: Buffer,
@@ -165,6 +227,9 @@ fn norm(
     rest: &[Command],
 ) -> Result {
     let (weight, width) = c.vector(weight);
+    if in_slices(rows, width) {
+        return norm_many(c, sum, rows, (weight, width, eps), out, rest);
+    }
     let delta = match sum.delta {
         Some(delta) if sum.mix[0] != 0 => c.output(delta).ptr,
         Some(delta) => c.plane(delta).ptr,
@@ -176,13 +241,46 @@ fn norm(
     let (x, to) = (c.plane(sum.x), c.output(out));
     let codes = codes_for(c, out, rows, rest, width)?;
     let args = Args::new().ptr(x.ptr).ptr(delta).words(&sum.mix).ptr(weight).size(width);
-    let many = rows > FEW_ROWS;
     c.push(Launch {
-        kernel: kernel(if many { "norm_rows_many" } else { "norm_rows" }),
+        kernel: kernel("norm_rows"),
         grid: [rows as u32, 1, 1],
-        block: if many { NORM_BLOCK_MANY } else { NORM_BLOCK },
+        block: NORM_BLOCK,
         shared: 4 * width.next_multiple_of(4) as u32,
         args: args.f32(f32::from_bits(eps)).ptr(to.ptr).words(&codes),
+    });
+    Ok(())
+}
+
+/// [`norm`] of many rows, whose width is a multiple of 4.
+fn norm_many(
+    c: &mut Lowering<'_>,
+    sum: Sum,
+    rows: usize,
+    (weight, width, eps): (u64, usize, u32),
+    out: Buffer,
+    rest: &[Command],
+) -> Result {
+    let (mut delta, mut mixed) = (0, 0);
+    if let Some(of) = sum.delta {
+        c.written(sum.x);
+        match sum.mix[0] {
+            0 => delta = c.plane(of).ptr,
+            _ if c.demand(of, rows, rest).values => mixed = c.output(of).ptr,
+            _ => c.written(of),
+        }
+    }
+    c.written(out);
+    let x = c.plane(sum.x).ptr;
+    let summed: Vec<u64> = [x, delta, mixed].into_iter().chain(sum.mix).collect();
+    let args = Args::new().words(&summed);
+    let (to, codes) = outputs(c, out, rows, rest)?;
+    let name = if sum.mix[0] == 0 { "norm_rows_many" } else { "norm_mixed_many" };
+    c.push(Launch {
+        kernel: Kernel::new("rows_prompt.cu", name),
+        grid: [rows as u32, 1, 1],
+        block: BLOCK,
+        shared: held_bytes(width),
+        args: args.ptr(weight).size(width).f32(f32::from_bits(eps)).ptr(to).words(&codes),
     });
     Ok(())
 }
@@ -197,8 +295,13 @@ fn gated_norm(
     rest: &[Command],
 ) -> Result {
     let (z, (weight, head), to) = (c.plane(z), c.vector(weight), c.output(x));
+    let from = Args::new().ptr(to.ptr).ptr(z.ptr).ptr(weight);
+    if head == WARP_HEAD && in_slices(rows, to.width) {
+        let args = from.size(to.width).f32(f32::from_bits(eps));
+        return by_slices(c, "gated_norm_many", args, rows, x, rest);
+    }
     let codes = codes_for(c, x, rows, rest, head)?;
-    let (args, heads) = (Args::new().ptr(to.ptr).ptr(z.ptr).ptr(weight), to.width / head);
+    let (args, heads) = (from, to.width / head);
     if head == WARP_HEAD {
         let args = args.size(heads).size(rows * heads).f32(f32::from_bits(eps)).words(&codes);
         let grid = [(rows * heads).div_ceil(BLOCK as usize / 32), 1, 1];

@@ -9,6 +9,7 @@ macro_rules! texts {
 /// Files with kernels, by name.
 pub(super) const FILES: &[(&str, &str)] = texts! {
     "rows.cu" => "cuda/rows.cu",
+    "rows_prompt.cu" => "cuda/rows_prompt.cu",
     "gated_norm.cu" => "cuda/gated_norm.cu",
     "draw.cu" => "cuda/draw.cu",
     "probe.cu" => "cuda/probe.cu",
@@ -29,6 +30,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "experts_prompt.cu" => "cuda/experts_prompt.cu",
     "embed.cu" => "cuda/embed.cu",
     "conv.cu" => "cuda/conv.cu",
+    "conv_prompt.cu" => "cuda/conv_prompt.cu",
     "delta_rule.cu" => "cuda/delta_rule.cu",
     "delta_step.cu" => "cuda/delta_step.cu",
     "delta_scan.cu" => "cuda/delta_scan.cu",
@@ -47,6 +49,9 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "common.cuh" => "cuda/common.cuh",
     "step.cuh" => "cuda/step.cuh",
     "quantize.cuh" => "cuda/quantize.cuh",
+    "quads.cuh" => "cuda/quads.cuh",
+    "divide.cuh" => "cuda/divide.cuh",
+    "slices.cuh" => "cuda/slices.cuh",
     "linear.cuh" => "cuda/linear.cuh",
     "linear_few.cuh" => "cuda/linear_few.cuh",
     "linear_decode.cuh" => "cuda/linear_decode.cuh",
@@ -57,6 +62,7 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "linear_warpgroup.cuh" => "cuda/linear_warpgroup.cuh",
     "warpgroup.cuh" => "cuda/warpgroup.cuh",
     "delta_rule.cuh" => "cuda/delta_rule.cuh",
+    "conv.cuh" => "cuda/conv.cuh",
     "states.cuh" => "cuda/states.cuh",
     "kv.cuh" => "cuda/kv.cuh",
     "attention.cuh" => "cuda/attention.cuh",
@@ -79,6 +85,7 @@ pub(super) fn mentions(text: &str, word: &str) -> bool {
 /// Files with the constants they are checked with when no card is there.
 pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("rows.cu", &[]),
+    ("rows_prompt.cu", &[]),
     ("gated_norm.cu", &[]),
     ("delta_step.cu", &[]),
     ("draw.cu", &[]),
@@ -188,6 +195,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "2")]),
     ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "2"), ("WARPS", "4"), ("STAGES", "1")]),
     ("conv.cu", &[("CONV_TAPS", "4")]),
+    ("conv_prompt.cu", &[("CONV_TAPS", "4"), ("DELTA_STEPS", "8"), ("DELTA_KEY_DIM", "128")]),
     ("delta_rule.cu", &[("DELTA_STEPS", "8"), ("DELTA_KEY_DIM", "128")]),
     ("delta_scan.cu", &[("DELTA_STEPS", "8"), ("DELTA_KEY_DIM", "128")]),
     ("route.cu", &[("ROUTE_VALUES", "8")]),

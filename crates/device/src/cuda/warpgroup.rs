@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::driver::Result;
 use super::launch::{Args, Kernel, Launch};
 use super::linear::{MATRICES_MAX, PackedMatrix, TILE_OUTPUTS, kernel_of, pair, target_words};
-use super::lower::{Lowering, PlaneRef};
+use super::lower::{AlignedPlane, Lowering, PlaneRef};
 use super::memory::Codes;
 use super::packing::{Kind, SLICE};
+use crate::Buffer;
 
 /// Compute capability whose instructions the form is made of.
 pub(super) const CAPABILITY: u32 = 90;
@@ -41,36 +42,61 @@ fn ring_kernel(kind: Kind, file: &'static str, name: &'static str) -> Kernel {
 const ROWS_COPIED: usize = 32;
 
 /// Aligned rows (aligned.cuh, `AlignedRows`) and their marks (align.cu).
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Aligned {
     words: [u64; 4],
     pub(super) wide: u64,
 }
 
-/// Scratch for aligned rows, by these names: codes, sums, units, marks.
+impl Aligned {
+    /// The last words of the kernels' `RowCodes`.
+    pub(super) fn row_words(&self) -> [u64; 5] {
+        let [codes, sums, units, stride] = self.words;
+        [codes, sums, units, stride, self.wide]
+    }
+}
+
+/// Scratch for aligned rows, of a plane or of pairs: codes, sums, units, marks.
 fn room(
     c: &mut Lowering<'_>,
-    names: [&'static str; 4],
+    plane: Option<Buffer>,
     rows: usize,
     cols: usize,
     group: usize,
 ) -> Result<Aligned> {
     let stride = rows.next_multiple_of(ROWS_COPIED);
-    let codes = c.scratch(names[0], 2 * stride * cols)?;
-    let sums = c.scratch(names[1], 4 * stride * cols / group)?;
-    let units = c.scratch(names[2], 4 * stride * cols.div_ceil(SLICE))?;
-    let wide = c.scratch(names[3], 4 * rows)?;
+    let codes = c.scratch_of(plane, "aligned_codes", 2 * stride * cols)?;
+    let sums = c.scratch_of(plane, "aligned_sums", 4 * stride * cols / group)?;
+    let units = c.scratch_of(plane, "aligned_units", 4 * stride * cols.div_ceil(SLICE))?;
+    let wide = c.scratch_of(plane, "aligned_wide", 4 * rows)?;
     Ok(Aligned { words: [codes, sums, units, stride as u64], wide })
 }
 
-/// Aligns rows of codes, into scratch.
-fn align(c: &mut Lowering<'_>, from: Codes, cols: usize, rows: usize) -> Result<Aligned> {
-    let names = ["aligned_codes", "aligned_sums", "aligned_units", "aligned_wide"];
-    let aligned = room(c, names, rows, cols, from.group)?;
+/// The place of aligned codes of a plane's first rows, which the caller's launch writes.
+pub(super) fn aligned_written(
+    c: &mut Lowering<'_>,
+    plane: Buffer,
+    rows: usize,
+    group: usize,
+) -> Result<Aligned> {
+    let codes = room(c, Some(plane), rows, c.plane(plane).width, group)?;
+    c.aligned_written(plane, AlignedPlane { rows, group, codes });
+    Ok(codes)
+}
+
+/// Codes of a plane's first rows, of marked rows at least, and aligned ones, made by launches of their own unless they
+/// are there.
+fn aligned(c: &mut Lowering<'_>, plane: Buffer, rows: usize, group: usize) -> Result<(Codes, Aligned)> {
+    if let Some(aligned) = c.aligned(plane, rows, group) {
+        return Ok((c.codes_place(plane, group)?, aligned));
+    }
+    let from = c.codes(plane, rows, group)?;
+    let aligned = aligned_written(c, plane, rows, group)?;
     let mut words = vec![from.codes, from.units, from.sums];
-    words.extend(aligned.words);
-    words.extend([aligned.wide, pair(cols, from.group)]);
+    words.extend(aligned.row_words());
+    words.push(pair(c.plane(plane).width, group));
     c.launch(Kernel::new("align.cu", "align_rows"), [rows, 1, 1], 128, Args::new().words(&words));
-    Ok(aligned)
+    Ok((from, aligned))
 }
 
 /// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the
@@ -81,16 +107,17 @@ fn tile_rows(processors: usize, blocks: usize, rows: usize, most: usize) -> usiz
     tiles.min_by_key(|tile| time(tile)).map_or(most, |&(tile, _)| tile)
 }
 
-/// Launches over matrices of one kind. The result: marks of rows that another form has to do again.
+/// Launches over matrices of one kind in groups of `group`. The result: codes of the rows that another form has to do
+/// again, and the marks of these.
 pub(super) fn linear(
     c: &mut Lowering<'_>,
-    codes: Codes,
-    cols: usize,
+    x: Buffer,
     rows: usize,
-    kind: Kind,
+    (kind, group): (Kind, usize),
     targets: &[&(Arc<PackedMatrix>, PlaneRef)],
-) -> Result<u64> {
-    let aligned = align(c, codes, cols, rows)?;
+) -> Result<(Codes, u64)> {
+    let (codes, aligned) = aligned(c, x, rows, group)?;
+    let cols = c.plane(x).width;
     let processors = c.facts().processors as usize;
     for targets in targets.chunks(MATRICES_MAX) {
         let (target_words, blocks) = target_words(targets);
@@ -106,7 +133,7 @@ pub(super) fn linear(
             args: Args::new().words(&words),
         });
     }
-    Ok(aligned.wide)
+    Ok((codes, aligned.wide))
 }
 
 /// Sizes of a layer's routed experts and of a call.
@@ -129,28 +156,27 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Aligns the rows. `lists`: the words of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of
-    /// wide pairs go.
+    /// Aligns the rows; codes of those that another form has to do again are the result too. `lists`: the words
+    /// of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of wide pairs go.
     pub(super) fn new(
         c: &mut Lowering<'_>,
         shape: ExpertShape,
-        codes: Codes,
+        x: Buffer,
         rows: usize,
         lists: &[u64],
         plain: [u64; 3],
-    ) -> Result<Self> {
+    ) -> Result<(Self, Codes)> {
         let ExpertShape { kind, count, width, inner, pairs, k } = shape;
         let group = kind.group().unwrap_or(SLICE);
-        let aligned = align(c, codes, width, rows)?;
-        let names = ["aligned_hidden", "aligned_hidden_sums", "aligned_hidden_units", "aligned_hidden_wide"];
-        let hidden = room(c, names, pairs, inner, group)?;
+        let (from, aligned) = aligned(c, x, rows, group)?;
+        let hidden = room(c, None, pairs, inner, group)?;
         let mut words = lists.to_vec();
         words.extend(aligned.words);
         words.extend(hidden.words);
         words.push(hidden.wide);
         let [codes, plain_units, plain_sums] = plain;
         words.extend([codes, plain_units, plain_sums, pair(pairs, k), pair(count, width), pair(inner, 0)]);
-        Ok(Self { shape, words, wide: [aligned.wide, hidden.wide] })
+        Ok((Self { shape, words, wide: [aligned.wide, hidden.wide] }, from))
     }
 
     fn launch(&self, name: &'static str, grid: usize, block: u32, shared: usize) -> Launch {

@@ -6,15 +6,17 @@ use crate::{KINDS, Kind, Noise, Pair, ROWS, read, step, time, tree, window};
 
 const FAMILY: DeltaShape =
     DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_taps: 4 };
-pub(crate) const SHAPES: [DeltaShape; 5] = [
+pub(crate) const SHAPES: [DeltaShape; 6] = [
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, conv_taps: 4 },
     DeltaShape { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 16, conv_taps: 4 },
+    DeltaShape { key_heads: 16, value_heads: 16, key_dim: 16, value_dim: 20, conv_taps: 4 },
     DeltaShape { key_heads: 1, value_heads: 3, key_dim: 21, value_dim: 40, conv_taps: 3 },
     DeltaShape { key_heads: 3, value_heads: 3, key_dim: 70, value_dim: 5, conv_taps: 1 },
     DeltaShape { key_heads: 1, value_heads: 2, key_dim: 256, value_dim: 33, conv_taps: 8 },
 ];
 
 /// One layer's constants, pool and buffers.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer {
     shape: DeltaShape,
     pool: StatePool,
@@ -131,6 +133,36 @@ fn delta_net_of_the_family() {
                 found.extend(layer.run(device, vec![window(0, 0, rows, start, 0, true)], &inputs));
             }
             found.extend(layer.states(device, 1));
+            found
+        });
+    }
+}
+
+/// Layers one after another in the same planes: of the first one's convolution only the rule sees anything.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn two_layers_in_the_same_planes() {
+    let mut pair = Pair::new();
+    let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 128, value_dim: 20, conv_taps: 4 };
+    for rows in [33, 70] {
+        pair.same(&format!("two layers of {rows} rows"), |device| {
+            let layer = Layer::new(device, shape, 1, rows).normed();
+            let next = Layer { pool: device.state_pool(shape, 1).unwrap(), ..layer };
+            let [x, mixed, a, b, out, z] = layer.buffers;
+            let inputs = layer.inputs(&mut Noise::new(rows as u64), Kind::Random, rows);
+            let mut found = Vec::new();
+            for start in [0, rows] {
+                device.begin(&step(vec![window(0, 0, rows, start, 0, true)])).unwrap();
+                for (buffer, values) in [x, a, b, z].into_iter().zip(&inputs) {
+                    device.write(buffer, 0, values).unwrap();
+                }
+                layer.queue(device, rows);
+                next.queue(device, rows);
+                found.extend(read(device, mixed, rows * shape.channels()));
+                found.extend(read(device, out, rows * shape.value_heads * shape.value_dim));
+            }
+            found.extend(layer.states(device, 1));
+            found.extend(next.states(device, 1));
             found
         });
     }

@@ -63,7 +63,7 @@ fn a_list_runs_then_is_recorded_then_replayed() {
     assert_eq!(run(&mut device, &stub, &of, 2, 600), ["norm_rows", "gather_rows"]);
     assert_eq!(run(&mut device, &stub, &of, 2, 8), ["Replayed(0)"]);
     // So are those of short prompts.
-    assert_eq!(run(&mut device, &stub, &of, 100, 0), ["norm_rows", "gather_rows"]);
+    assert_eq!(run(&mut device, &stub, &of, 100, 0), ["norm_rows_many", "gather_rows"]);
     assert_eq!(run(&mut device, &stub, &of, 100, 0), ["Recorded(1)", "Replayed(1)"]);
     assert_eq!(run(&mut device, &stub, &of, 100, 3), ["Replayed(1)"]);
     // A long prompt's list is kept but not recorded.
@@ -116,6 +116,27 @@ fn norms_write_the_codes_that_the_next_matrix_reads() {
     let found: Vec<&str> =
         found.iter().map(|name| if name.starts_with("linear") { "linear" } else { name }).collect();
     assert_eq!(found, expected);
+}
+
+#[test]
+fn rows_of_prompts_leave_the_norms_as_aligned_codes() {
+    let (mut device, stub) = device();
+    let of = small(&mut device);
+    let matrix = device.matrix(&grouped(64, 64)).expect("fits");
+    let out = device.buffer(128, 64).expect("fits");
+    for _ in 0..2 {
+        device.norm(of.x, 70, of.weight, 1e-6, of.y).expect("fits");
+        device.linear(of.y, 70, &[(matrix, out)]).expect("fits");
+        device.linear(of.y, 66, &[(matrix, out)]).expect("fits");
+    }
+    // A plane that no stage with codes wrote, twice.
+    device.linear(of.x, 70, &[(matrix, out)]).expect("fits");
+    device.linear(of.x, 70, &[(matrix, out)]).expect("fits");
+    device.read(out, 0, &mut [0.0; 64]).expect("fits");
+    let product = ["linear_warpgroup", "linear_prompt"];
+    let normed = [&["norm_rows_many"][..], &product, &product].concat();
+    let made = [&["quantize_rows", "align_rows"][..], &product, &product].concat();
+    assert_eq!(names(stub.events()), [&normed[..], &normed, &made].concat());
 }
 
 #[test]
