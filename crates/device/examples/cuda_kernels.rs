@@ -67,21 +67,13 @@ const SPILLS: [Spill; 9] = [
         archs: &device::cuda::ARCHS,
         most: 200,
     },
-    // Where two rows lie: stored before the keys, loaded once a span of 512 of them.
+    // What the warps that fill stages keep between blocks.
     Spill {
         file: "attention_warpgroup.cu",
         with: "",
         kernel: "attention_warpgroup",
         archs: &["sm_90a"],
-        most: 32,
-    },
-    // Runs on sm_90a alone.
-    Spill {
-        file: "attention_warpgroup.cu",
-        with: "",
-        kernel: "attention_warpgroup",
-        archs: &["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"],
-        most: 1024,
+        most: 96,
     },
 ];
 

@@ -17,11 +17,12 @@ const VECTORS: usize = 8;
 /// Rows of a block of the prompt kernel, and blocks of keys that it has room for; the first that the card's shared
 /// memory holds.
 const PROMPT_FORMS: [(usize, usize); 3] = [(8, 2), (8, 1), (4, 1)];
-/// Rows of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its `Room`: query
-/// codes, K and V as halves twice, as bytes once, scales twice.
+/// Rows and threads of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its `Room`:
+/// query codes, K and V as halves twice, scales twice, ratios of units, what is kept aside of rows, barriers.
 const WARPGROUP_ROWS: usize = 16;
+const WARPGROUP_BLOCK: u32 = 384;
 const WARPGROUP_GROUPS: usize = 4;
-const WARPGROUP_ROOM: u32 = (65_536 + 2 * 65_536 + 32_768 + 2 * 5 * 64 * 4) as u32;
+const WARPGROUP_ROOM: u32 = 3 * 65_536 + 2 * 5 * 80 * 4 + 2 * 64 * 4 * 4 + 256 * 80 + 11 * 8;
 /// Rows of a chain that share what is loaded of K and V: as many as the card's shared memory holds.
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
@@ -174,7 +175,7 @@ impl Call {
         c.push(Launch {
             kernel: self.kernel("attention_warpgroup.cu", "attention_warpgroup"),
             grid: grid.map(|n| n as u32),
-            block: BLOCK,
+            block: WARPGROUP_BLOCK,
             shared: WARPGROUP_ROOM,
             args: head().words(&self.queries).ptr(self.out).words(&partial),
         });

@@ -66,6 +66,7 @@ pub(super) const HEADERS: &[(&str, &str)] = texts! {
     "states.cuh" => "cuda/states.cuh",
     "kv.cuh" => "cuda/kv.cuh",
     "attention.cuh" => "cuda/attention.cuh",
+    "attention_room.cuh" => "cuda/attention_room.cuh",
     "route.cuh" => "cuda/route.cuh",
     "shared/math.h" => "shared/math.h",
     "shared/philox.h" => "shared/philox.h",
