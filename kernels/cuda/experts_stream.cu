@@ -89,19 +89,41 @@ SHARED void write_picks(const StreamArgs& args, const uint* ids) {
 }
 #endif
 
-// Lists the shares of all experts, ascending; returns how many. By all threads, at least as many as experts.
-// Visible afterwards.
+// Lists shares of up to 32 pairs of up to 8 rows, in the order of their first pairs; returns how many. Visible
+// afterwards.
+SHARED uint list_few(const uint* ids, uint pairs, Share* shares) {
+    __shared__ uint total;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint lane = threadIdx.x, id = lane < pairs ? ids[lane] : ~lane;
+        uint same = __match_any_sync(0xffffffffu, id);
+        bool first = lane < pairs && (same & ((1u << lane) - 1)) == 0;
+        uint all = __ballot_sync(0xffffffffu, first);
+        if (first) {
+            Share& share = shares[__popc(all & ((1u << lane) - 1))];
+            share.expert = id, share.count = __popc(same);
+            for (uint at = 0; same != 0; same &= same - 1, at++) share.pairs[at] = (ushort)(__ffs(same) - 1);
+        }
+        if (lane == 0) total = __popc(all);
+    }
+    __syncthreads();
+    return total;
+}
+
+// Lists the shares of all experts; returns how many. By all threads, at least as many as experts. Visible
+// afterwards.
 SHARED uint list_shares(const StreamArgs& args, uchar* smem, Share* shares) {
     __shared__ uint totals[WARPS_MAX];
     uint* ids = (uint*)(smem + args.places.ids_at);
     uint* bitmaps = (uint*)smem;
     uint pairs = args.rows * args.k, words = (pairs + 31) / 32;
-    for (uint i = threadIdx.x; i < args.experts * words; i += blockDim.x) bitmaps[i] = 0;
 #if ROUTE_VALUES > 0
     route_rows(args, ids);
 #else
     for (uint i = threadIdx.x; i < pairs; i += blockDim.x) ids[i] = args.ids[i];
 #endif
+    if (args.rows <= SHARE_ROWS && pairs <= 32) return list_few(ids, pairs, shares);
+    for (uint i = threadIdx.x; i < args.experts * words; i += blockDim.x) bitmaps[i] = 0;
     __syncthreads();
     for (uint i = threadIdx.x; i < pairs; i += blockDim.x)
         atomicOr(&bitmaps[ids[i] * words + i / 32], 1u << i % 32);
@@ -166,6 +188,15 @@ SHARED void queue_rows(uchar* to, uint stride, const InputCodes& in, uint rows) 
         copy_async_16(to + i / chunks * stride + i % chunks * 16, in.codes + (ulong)i * 16);
 }
 
+// Units of all rows, by threads from `first` on.
+SHARED void stage_units(const StreamArgs& args, uchar* smem, uint first) {
+    U* units = (U*)(smem + args.places.units_at);
+    const uint groups = EXPERT_WIDTH / Stored::GROUP;
+    if (threadIdx.x < first) return;
+    for (uint i = threadIdx.x - first; i < args.rows * groups; i += blockDim.x - first)
+        make_unit(args.codes.units[i], args.codes.sums[i], units[i / groups * (groups + 1) + i % groups]);
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     experts_stream_hidden(const __grid_constant__ StreamArgs args) {
     extern __shared__ __align__(128) uchar smem[];
@@ -178,7 +209,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     start_next_launch();
     if (STAGED) queue_rows<EXPERT_WIDTH>(smem + at.x_at, at.row_stride, args.codes, args.rows);
     copy_async_commit();
+    // The first warps route.
+    if (STAGED) stage_units(args, smem, args.rows < WARPS_MAX ? 32 * args.rows : 0);
     Share* shares = (Share*)(smem + at.shares_at);
+    const U* units = (const U*)(smem + at.units_at);
     uint items = list_shares(args, smem, shares) * tiles;
     uint end = items * (blockIdx.x + 1) / gridDim.x, item = items * blockIdx.x / gridDim.x + team;
     // Stages of an item.
@@ -201,9 +235,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
 #if ROUTE_VALUES > 0
     write_picks(args, (const uint*)(smem + at.ids_at));
 #endif
-    U* units = (U*)(smem + at.units_at);
-    for (uint i = threadIdx.x; i < args.rows * groups; i += blockDim.x)
-        make_unit(args.codes.units[i], args.codes.sums[i], units[i / groups * (groups + 1) + i % groups]);
+    if (!STAGED) stage_units(args, smem, 0);
     copy_async_wait<RING - 1>();
     __syncthreads();
     float* parts = (float*)(smem + at.parts_at) + team * (2 * (slices - 1) * 8 * 32) + lane;
@@ -242,12 +274,14 @@ SHARED void quantize_shares(const StreamArgs& args, uchar* smem, const Share* sh
     U* units = (U*)(smem + args.places.units_at);
 #pragma unroll 1
     for (uint i = threadIdx.x; i < (last - first) * SHARE_ROWS * quads; i += blockDim.x) {
-        // A warp has 128 values of one row.
-        uint row = i / quads, quad = i % quads, number = first + row / SHARE_ROWS;
+        // A warp has 128 values of one row; first rows of all shares come first, for most have no other.
+        uint row = i / quads, quad = i % quads, number = first + row % (last - first);
         const Share& share = shares[number];
-        if (row % SHARE_ROWS >= share.count) continue;
+        row = row / (last - first);
+        if (row >= share.count) continue;
         bool is_shared = number < args.shared.shares;
-        uint pair = is_shared ? share.pairs[0] + row % SHARE_ROWS : share.pairs[row % SHARE_ROWS];
+        uint pair = is_shared ? share.pairs[0] + row : share.pairs[row];
+        row += (number - first) * SHARE_ROWS;
         ulong from = (ulong)pair * EXPERT_INNER + 4 * quad;
         float4 x = *(const float4*)((is_shared ? args.shared.gate : args.hidden) + from);
         float values[4] = {x.x, x.y, x.z, x.w};
@@ -277,6 +311,14 @@ SHARED void quantize_shares(const StreamArgs& args, uchar* smem, const Share* sh
     }
 }
 
+// The shared expert's shares, before all others. Visible after a barrier.
+SHARED void list_shared(const StreamArgs& args, Share* shares) {
+    if (threadIdx.x >= args.shared.shares) return;
+    Share& share = shares[threadIdx.x];
+    uint row = threadIdx.x * SHARE_ROWS;
+    share.expert = 0, share.count = min(args.rows - row, (uint)SHARE_ROWS), share.pairs[0] = (ushort)row;
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     experts_stream_down(const __grid_constant__ StreamArgs args) {
     extern __shared__ __align__(128) uchar smem[];
@@ -290,11 +332,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     // this launch begin only after that.
     Share* shares = (Share*)(smem + at.shares_at);
     uint first_routed = args.shared.shares;
-    if (threadIdx.x < first_routed) {
-        Share& share = shares[threadIdx.x];
-        uint row = threadIdx.x * SHARE_ROWS;
-        share.expert = 0, share.count = min(args.rows - row, (uint)SHARE_ROWS), share.pairs[0] = (ushort)row;
-    }
+    list_shared(args, shares);
     uint items = (list_shares(args, smem, shares + first_routed) + first_routed) * tiles;
     uint end = items * (blockIdx.x + 1) / gridDim.x, begin = items * blockIdx.x / gridDim.x;
     uint item = begin + team;

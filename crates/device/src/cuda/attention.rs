@@ -27,6 +27,8 @@ const WARPGROUP_ROOM: u32 = 3 * 65_536 + 2 * 5 * 80 * 4 + 2 * 64 * 4 * 4 + 256 *
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
 const BLOCKS_APART: usize = 2;
+/// Up to a block in so many multiprocessors, blocks of one row work once before what they read is there.
+const REHEARSED_SHARE: usize = 4;
 /// Dims of a group.
 const GROUP: usize = 64;
 /// Blocks of a span.
@@ -111,15 +113,23 @@ impl Call {
         let shape = c.shape();
         let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
         let [first, second] = self.words(shape.spans, turn.rows);
+        let parts_of_window = self.tiles * turn.rows.div_ceil(shared);
+        // A row alone leaves the card to its blocks long before they have what they read.
+        let blocks = shape.spans * parts_of_window;
+        let rehearses = shape.rows == 1 && REHEARSED_SHARE * blocks <= c.facts().processors as usize;
         let words = [first, second, pair(turn.first_row, turn.first_window), 0];
         let parts = turn.windows * turn.rows * self.shape.heads * shape.spans;
         let partial = if shape.spans > 1 { self.partial(c, parts)? } else { [0, 0] };
         let step = c.step();
         let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
         let args = head().words(&self.queries).ptr(self.out).words(&partial);
-        let grid = [shape.spans, self.tiles * turn.rows.div_ceil(shared), turn.windows];
+        let grid = [shape.spans, parts_of_window, turn.windows];
+        let kernel = self.kernel("attention.cu", "attention_spans").define("ROWS", shared);
         c.push(Launch {
-            kernel: self.kernel("attention.cu", "attention_spans").define("ROWS", shared),
+            kernel: match rehearses {
+                true => kernel.define("REHEARSE", 1),
+                false => kernel,
+            },
             grid: grid.map(|n| n as u32),
             block: BLOCK,
             shared: self.room(shared) as u32,

@@ -19,9 +19,12 @@ const WARPS_MAX: usize = 16;
 const SHARE_ROWS: usize = 8;
 const SHARES_STAGED: usize = 3;
 /// Shared memory of the kernels besides.
-const STATIC: usize = 4 * WARPS_MAX;
-/// Stages of a warp's ring: the first that there is room for.
-const RINGS: [usize; 2] = [3, 2];
+const STATIC: usize = 128;
+/// Stages of a warp's ring. Two leave more of the first cache, which is worth more than a third one but for
+/// some rows, where there is room for it.
+const RING_MIN: usize = 2;
+const RING_MAX: usize = 3;
+const RING_MAX_ROWS: std::ops::RangeInclusive<usize> = 5..=8;
 /// Steps of a stage, of both matrices together, and the inputs that as many of one are.
 const STAGE_STEPS: usize = 4;
 const COLS_STEP: usize = 256;
@@ -151,7 +154,8 @@ impl Stream {
                     && experts.count <= shape.threads()
             })
         };
-        RINGS.into_iter().map(of).find(fits)
+        let most = if RING_MAX_ROWS.contains(&rows) { RING_MAX } else { RING_MIN };
+        (RING_MIN..=most).rev().map(of).find(fits)
     }
 
     /// `codes` of the rows; `hidden`: scratch of a row for every pair.

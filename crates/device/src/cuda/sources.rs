@@ -189,6 +189,7 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("vision_rows.cu", &[]),
     ("kv_pages.cu", &[]),
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "1")]),
+    ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "1"), ("REHEARSE", "1")]),
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "4")]),
     ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("WARPS", "8"), ("STAGES", "2")]),
     ("attention_warpgroup.cu", &[("GROUPS", "4"), ("DIGITS", "1")]),
