@@ -224,7 +224,7 @@ SHARED void write_dims(const float (&held)[GROUPS][2], float factor, float* to, 
         }
 }
 
-// Writes the lane's part of a vector at `index`: the result, or where there are more spans what this one gave.
+// Writes the lane's part of a vector at `index`: the result, or this span's part where there are more.
 SHARED void write_vector(const float (&held)[GROUPS][2], const Fold& fold, uint index, float* out,
                          const Partial& partial, ulong part, uint head_dim) {
     if (index < SPAN_BLOCKS * KEYS) return write_dims(held, DIVIDE(1.0f, fold.sum), out, head_dim);
@@ -264,8 +264,8 @@ extern "C" __global__ void __launch_bounds__(256)
         const schar* codes = source_of(at).block.codes;
         for (uint i = threadIdx.x * 128; i < 2 * DIGITS * PLANE; i += 256 * 128) prefetch(codes + i);
     }
-    // A rehearsal works on whatever lies there and is forgotten: while the launches before still run, it brings
-    // this code into the caches of instructions, which would take longer than the work itself.
+    // A rehearsal works on whatever lies there and is forgotten: while the launches before still run, it
+    // brings this code into the caches of instructions, which would take longer than the work itself.
 #pragma unroll 1
     for (uint pass = REHEARSE ? 0 : 1; pass < 2; pass++) {
         if (pass == 1) wait_for_launches_before();

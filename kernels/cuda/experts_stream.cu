@@ -89,8 +89,8 @@ SHARED void write_picks(const StreamArgs& args, const uint* ids) {
 }
 #endif
 
-// Lists shares of up to 32 pairs of up to 8 rows, in the order of their first pairs; returns how many. Visible
-// afterwards.
+// Lists shares of up to 32 pairs of up to 8 rows, in the order of their first pairs; returns how many.
+// Visible afterwards.
 SHARED uint list_few(const uint* ids, uint pairs, Share* shares) {
     __shared__ uint total;
     __syncthreads();
