@@ -25,7 +25,7 @@ struct Spill {
 
 /// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done
 /// again, K/V of 16 bits, pictures, one word of a tile and two addresses of a span.
-const SPILLS: [Spill; 9] = [
+const SPILLS: [Spill; 8] = [
     // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
     Spill {
         file: "experts.cu",
