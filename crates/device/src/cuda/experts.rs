@@ -431,6 +431,12 @@ fn grid(experts: &PackedExperts, call: &Call, outputs: usize, tiles: usize) -> [
     [outputs.div_ceil(tiles * TILE) as u32, shares as u32, 1]
 }
 
+/// What the warpgroup form is made for.
+fn shape_of(experts: &PackedExperts, pairs: usize, k: usize) -> warpgroup::ExpertShape {
+    let PackedExperts { count, width, inner, .. } = *experts;
+    warpgroup::ExpertShape { kind: experts.kinds[0], count, width, inner, pairs, k }
+}
+
 /// All of a long prompt's rows: `kernels/cuda/experts_prompt.cu`, or the warpgroup form and its repairs.
 fn prompt(
     c: &mut Lowering<'_>,
@@ -462,14 +468,7 @@ fn prompt(
     let mut words = [lists.as_slice(), &planes].concat();
     let (ring, codes) = match in_warpgroups {
         true => {
-            let shape = warpgroup::ExpertShape {
-                kind: experts.kinds[0],
-                count: experts.count,
-                width: experts.width,
-                inner: experts.inner,
-                pairs,
-                k,
-            };
+            let shape = shape_of(experts, pairs, k);
             let words = [lists.as_slice(), &[taken], &planes].concat();
             let plain = [inner_codes, units, sums];
             let (ring, codes) = warpgroup::Experts::new(c, shape, x, rows, &words, plain)?;

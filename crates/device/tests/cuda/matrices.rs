@@ -194,43 +194,6 @@ pub(crate) fn six(
     [2, 3, 4, 5, 6, 8].into_iter().enumerate().map(make).collect()
 }
 
-/// Lengths of groups.
-const GROUPS: [usize; 3] = [32, 64, 128];
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn grouped_matrices_equal_the_cpu() {
-    let matrices = six(&mut Random(1), 40, 1664, &GROUPS, 0);
-    assert_eq!(check(&matrices, &[1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 64, 130], 7), 0);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn grouped_matrices_in_other_orders_equal_the_cpu() {
-    let mut random = Random(18);
-    let mut wrong = 0;
-    for turn in 1..3 {
-        wrong += check(&six(&mut random, 40, 1664, &GROUPS, turn), &[1, 6, 50], 7);
-        println!("turn {turn}: {wrong} wrong");
-    }
-    assert_eq!(wrong, 0);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn grouped_matrices_of_other_widths_equal_the_cpu() {
-    let mut random = Random(19);
-    let mut wrong = 0;
-    // One slice; more slices than warps; several blocks of outputs.
-    for (outputs, cols) in [(24, 512), (24, 10 * 1024 + 128), (300, 1024)] {
-        wrong += check(&six(&mut random, outputs, cols, &GROUPS, 0), &[1, 4, 11, 40], 8);
-        println!("{cols} columns: {wrong} wrong");
-    }
-    // Half steps.
-    wrong += check(&six(&mut random, 24, 96, &[32], 0), &[1, 4, 40], 8);
-    assert_eq!(wrong, 0);
-}
-
 /// What a card does whose matrix instruction does not sum exactly.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
