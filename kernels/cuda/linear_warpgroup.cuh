@@ -1,8 +1,8 @@
 // Prompt tiles on Hopper: 128 outputs by up to 128 rows of a grouped matrix of up to 4 bits in groups of 64
 // or 128, or by up to 64 rows of one of two digits in groups of 64. Two warpgroups multiply, 64 outputs each:
 // weights out of registers, rows of codes out of a ring of steps in shared memory that a third warpgroup
-// fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products of
-// the other run.
+// fills. Each works on two halves of the rows in turn: while the group sums of one are scaled, the products
+// of the other run.
 //
 // Rows come aligned (align.cu): codes of a row and slice share one unit, so that groups are scaled by
 // acc = fma(I, s, acc), then fma(b', csum, acc), and the unit, a power of two, is put on the slice sum: the
@@ -18,28 +18,10 @@ struct StepFragments {
     uint low[4][4], high[S::WIDE ? 4 : 1][4];
 };
 
-// Where a thread's values of a stage begin: words of both planes, scales, sums.
 template <class S>
-struct Places {
-    typedef RingShape<S> R;
-    static const int FIRST = S::BITS >= 4 ? 4 : 2, SECOND = S::BITS == 8 ? 4 : S::BITS == 6 ? 2 : 1;
-    uint words, more_words, scales, sums;
-
-    SHARED Places(uint warp, uint lane) {
-        words = R::ROW_BYTES + (warp * S::STEP_WORDS + lane * FIRST) * 4;
-        more_words = R::ROW_BYTES + (warp * S::STEP_WORDS + 32 * FIRST + lane * SECOND) * 4;
-        scales = R::ROW_BYTES + R::CODE_BYTES + warp * S::GROUP_BYTES + lane / 4 * (S::GROUP_BYTES / 8);
-        sums = R::SUMS_AT + lane % 4 * 16;
-    }
-    SHARED Scales load_scales(const uchar* stage) const { return ::load_scales<S>(stage + scales, 0, 0); }
-    SHARED void load_words(StepWords<S>& to, const uchar* stage) const {
-        load_plane<FIRST>(to.w, (const uint*)(stage + words), 0);
-        if constexpr (S::BITS > FIRST) load_plane<SECOND>(to.w + FIRST, (const uint*)(stage + more_words), 0);
-    }
-};
-
-template <class S>
-SHARED void make_fragments(StepFragments<S>& f, const StepWords<S>& words) {
+SHARED void make_step(StepFragments<S>& f, const uchar* stage, uint tile, uint lane) {
+    StepWords<S> words;
+    load_step<S>(words, (const uint*)(stage + RingShape<S>::ROW_BYTES) + tile * S::STEP_WORDS, lane);
     fragment<S, 0, 0, false>(f.low[0], words);
     fragment<S, 0, 1, false>(f.low[1], words);
     fragment<S, 1, 0, false>(f.low[2], words);
@@ -53,18 +35,14 @@ SHARED void make_fragments(StepFragments<S>& f, const StepWords<S>& words) {
 }
 
 // The products of a warpgroup: 64 outputs by ROWS rows, in PARTS parts along the rows. Values of a part:
-// [4 j + i] as in `multiply_warpgroup`. Two sets of products are on their way: of both parts, or of two
-// steps.
+// [4 j + i] as in `multiply_warpgroup`.
 template <class S, int ROWS>
 struct RingProducts {
     typedef RingShape<S> R;
     static const int PARTS = !S::WIDE && ROWS >= 64 ? 2 : 1, PART = ROWS / PARTS;
-    // Steps take turns with the two sets.
-    static const bool TURNS = PARTS == 1 && !S::WIDE && S::GROUP == STEP;
-    static const int SETS = PARTS == 2 || TURNS ? 2 : 1;
     // Slice sums, and exact sums of the group in the making, of both digits.
     float sums[PARTS][PART / 2];
-    float low[SETS][PART / 2], high[S::WIDE ? SETS : 1][S::WIDE ? PART / 2 : 1];
+    float low[PARTS][PART / 2], high[S::WIDE ? PARTS : 1][S::WIDE ? PART / 2 : 1];
 
     SHARED void clear() {
 #pragma unroll
@@ -73,30 +51,39 @@ struct RingProducts {
             for (int i = 0; i < PART / 2; i++) sums[p][i] = 0.0f;
     }
 
-    // Products of a part and step begin. ODD: the step's number is. `rows`: of the stage.
+    // Products of a part and step begin. ODD: the step's number is.
     template <int P, bool ODD>
-    SHARED void begin(const StepFragments<S>& f, ulong rows) {
-        const int SET = TURNS ? ODD : P;
-        ulong b = rows + P * PART * 8;
+    SHARED void begin(const StepFragments<S>& f, const uchar* stage) {
+        ulong b = operand(stage + P * PART * 2 * STEP);
         products_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint add = k > 0 || (S::GROUP == 128 && ODD);
-            multiply_warpgroup<PART>(low[SET], f.low[k], b + 2 * k, add);
-            if constexpr (S::WIDE) multiply_warpgroup<PART>(high[SET], f.high[k], b + 2 * k, add);
+            multiply_warpgroup<PART>(low[P], f.low[k], b + 2 * k, add);
+            if constexpr (S::WIDE) multiply_warpgroup<PART>(high[P], f.high[k], b + 2 * k, add);
         }
         products_commit();
     }
 
-    // Scales the group sums of part P, whose products are there. `row_sums`: of the rows' codes.
-    template <int P, bool ODD>
+    // Waits for the products of part P, when LEFT groups of products may still run, and scales its group
+    // sums. `floats`: sums of the rows' codes.
+    template <int P, int LEFT, bool ENDS>
+    SHARED void finish(const Scales& s, const float* floats) {
+        float4 row_sums[PART / 16];
+#pragma unroll
+        for (int n = 0; n < PART / 16; n++)
+            if (ENDS) row_sums[n] = *(const float4*)(floats + P * PART + 16 * n);
+        products_wait<LEFT>();
+        if constexpr (ENDS) scale<P>(s, row_sums);
+    }
+
+    template <int P>
     SHARED void scale(const Scales& s, const float4* row_sums) {
-        const int SET = TURNS ? ODD : P;
 #pragma unroll
         for (int i = 0; i < PART / 2; i++) {
             // Not before the wait.
-            asm volatile("" : "+f"(low[SET][i]));
-            if constexpr (S::WIDE) asm volatile("" : "+f"(high[SET][i]));
+            asm volatile("" : "+f"(low[P][i]));
+            if constexpr (S::WIDE) asm volatile("" : "+f"(high[P][i]));
         }
 #pragma unroll
         for (int n = 0; n < PART / 8; n++) {
@@ -105,8 +92,8 @@ struct RingProducts {
             for (int i = 0; i < 4; i++) {
                 float& acc = sums[P][4 * n + i];
                 float first = n % 2 ? four.z : four.x, second = n % 2 ? four.w : four.y;
-                float own = i % 2 ? second : first, group = low[SET][4 * n + i];
-                if constexpr (S::WIDE) group = FMA(16.0f, FMA(0.5f, own, high[SET][4 * n + i]), group);
+                float own = i % 2 ? second : first, group = low[P][4 * n + i];
+                if constexpr (S::WIDE) group = FMA(16.0f, FMA(0.5f, own, high[P][4 * n + i]), group);
                 acc = FMA(group, s.scale[i / 2], acc);
                 if (S::AFFINE) acc = FMA(s.bias[i / 2], own, acc);
             }
@@ -114,23 +101,36 @@ struct RingProducts {
     }
 };
 
-// Sums of the codes of a part's rows.
-template <class S, int ROWS, int P>
-struct PartSums {
-    static const int PART = RingProducts<S, ROWS>::PART;
-    float4 v[PART / 16];
-
-    SHARED PartSums(const uchar* stage, const Places<S>& at) {
-        const float* floats = (const float*)(stage + at.sums);
-#pragma unroll
-        for (int n = 0; n < PART / 16; n++) v[n] = *(const float4*)(floats + P * PART + 16 * n);
-    }
-};
-
 // The warp needs the stage no longer.
 SHARED void give_back(ulong* empty, uint lane) {
     __syncwarp();
     if (lane == 0) barrier_arrive(empty);
+}
+
+// Waits for the ring's stage and makes the fragments of its step.
+template <bool GATHERED, class S>
+SHARED void take_step(StepFragments<S>& f, const Ring& ring, uint warp, uint lane) {
+    barrier_wait(ring.full + ring.stage, ring.parity);
+    if (GATHERED) publish_to_products();
+    make_step<S>(f, ring.template at<S>(ring.stage), warp, lane);
+}
+
+// The rest of a step whose part 0 has begun. LAST: of the tile; otherwise the next one is begun.
+template <bool GATHERED, bool ODD, bool LAST, class S, int ROWS>
+SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepFragments<S>& own,
+                      StepFragments<S>& next, uint warp, uint lane) {
+    typedef RingShape<S> R;
+    const int PARTS = RingProducts<S, ROWS>::PARTS;
+    const bool ENDS = S::GROUP == 64 || ODD || LAST;
+    const uchar* stage = ring.template at<S>(ring.stage);
+    if constexpr (PARTS == 2) products.template begin<1, ODD>(own, stage);
+    ring.next();
+    if constexpr (!LAST) take_step<GATHERED, S>(next, ring, warp, lane);
+    Scales s = load_scales<S>(stage + R::ROW_BYTES + R::CODE_BYTES + warp * S::GROUP_BYTES, 0, lane / 4);
+    const float* floats = (const float*)(stage + R::SUMS_AT) + lane % 4 * 4;
+    products.template finish<0, PARTS - 1, ENDS>(s, floats);
+    if constexpr (!LAST) products.template begin<0, !ODD>(next, ring.template at<S>(ring.stage));
+    if constexpr (PARTS == 2) products.template finish<1, LAST ? 0 : 1, ENDS>(s, floats);
 }
 
 // Adds finished slice sums to the totals, which threads keep in `totals` (shared memory), and gives the stage
@@ -206,90 +206,38 @@ SHARED void put_totals(const RingProducts<S, ROWS>& products, const uint4* place
     }
 }
 
-// What a warpgroup has of its tile on the way: fragments of the steps with even and odd numbers, the words of
-// the step whose fragments are made next, what steps are scaled with, and stages of this step and the next.
-template <class S, int ROWS>
-struct StepState {
-    StepFragments<S> fragments[2];
-    StepWords<S> words;
-    Scales scales[2];
-    uint stage, next;
-};
-
-// Waits for the ring's next stage and loads its words.
-template <bool GATHERED, class S, int ROWS>
-SHARED void take_stage(StepState<S, ROWS>& state, Ring& ring, const Places<S>& at) {
-    barrier_wait(ring.full + ring.stage, ring.parity);
-    if (GATHERED) publish_to_products();
-    at.load_words(state.words, ring.template at<S>(ring.stage));
-    state.next = ring.stage;
-    ring.next();
-}
-
-// A step whose part 0 has begun: begins part 1, scales part 0, begins part 0 of the next step and scales
-// part 1. LAST: of the tile. `more`: there is a step after the next. Loads come long before they are needed.
-template <bool GATHERED, bool ODD, bool LAST, class S, int ROWS>
-SHARED void ring_step(Ring& ring, RingProducts<S, ROWS>& products, StepState<S, ROWS>& state, bool more,
-                      const Places<S>& at) {
-    typedef RingProducts<S, ROWS> P;
-    const bool ENDS = S::GROUP == 64 || ODD || LAST;
-    const uchar* stage = ring.template at<S>(state.stage);
-    if constexpr (P::PARTS == 2) products.template begin<1, ODD>(state.fragments[ODD], operand(stage));
-    const PartSums<S, ROWS, 0> sums_0(stage, at);
-    ulong next_rows = operand(ring.template at<S>(state.next));
-    if constexpr (!LAST) make_fragments<S>(state.fragments[!ODD], state.words);
-    if constexpr (P::TURNS && !LAST) products.template begin<0, !ODD>(state.fragments[!ODD], next_rows);
-    products_wait<P::PARTS == 2 || (P::TURNS && !LAST) ? 1 : 0>();
-    if (ENDS) products.template scale<0, ODD>(state.scales[ODD], sums_0.v);
-    if constexpr (!LAST) {
-        if constexpr (!P::TURNS) products.template begin<0, !ODD>(state.fragments[!ODD], next_rows);
-        state.scales[!ODD] = at.load_scales(ring.template at<S>(state.next));
-    }
-    state.stage = state.next;
-    if (!LAST && more) take_stage<GATHERED, S, ROWS>(state, ring, at);
-    if constexpr (P::PARTS == 2) {
-        const PartSums<S, ROWS, 1> sums_1(stage, at);
-        products_wait<LAST ? 0 : 1>();
-        if (ENDS) products.template scale<1, ODD>(state.scales[ODD], sums_1.v);
-    }
-}
-
 // The products of a tile by one of the two multiplying warpgroups.
 template <bool GATHERED, class S, int ROWS>
 SHARED void ring_tile(Ring& ring, float* totals, const TileNote& in, uint steps) {
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     RingProducts<S, ROWS> products;
-    StepState<S, ROWS> state;
+    StepFragments<S> even, odd;
     uint4 own_places[ROWS / 16], *places = GATHERED ? own_places : nullptr;
-    const Places<S> at(warp, lane);
     products.clear();
-    take_stage<GATHERED, S, ROWS>(state, ring, at);
-    uint stage = state.stage = state.next;
-    make_fragments<S>(state.fragments[0], state.words);
-    products.template begin<0, false>(state.fragments[0], operand(ring.template at<S>(stage)));
-    state.scales[0] = at.load_scales(ring.template at<S>(stage));
-    if (steps > 1) take_stage<GATHERED, S, ROWS>(state, ring, at);
+    take_step<GATHERED, S>(even, ring, warp, lane);
+    products.template begin<0, false>(even, ring.template at<S>(ring.stage));
 #pragma unroll 1
     for (uint step = 0;; step += 2) {
-        stage = state.stage;
+        uint stage = ring.stage;
         if (step + 1 == steps) {
-            ring_step<GATHERED, false, true>(ring, products, state, false, at);
+            ring_step<GATHERED, false, true>(ring, products, even, odd, warp, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
             break;
         }
-        ring_step<GATHERED, false, false>(ring, products, state, step + 2 < steps, at);
+        ring_step<GATHERED, false, false>(ring, products, even, odd, warp, lane);
         give_back(ring.empty + stage, lane);
-        stage = state.stage;
+        stage = ring.stage;
         if (step + 2 == steps) {
-            ring_step<GATHERED, true, true>(ring, products, state, false, at);
+            ring_step<GATHERED, true, true>(ring, products, odd, even, warp, lane);
+            ring_slice<true>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
             break;
         }
-        ring_step<GATHERED, true, false>(ring, products, state, step + 3 < steps, at);
+        ring_step<GATHERED, true, false>(ring, products, odd, even, warp, lane);
         if ((step + 2) % SLICE_STEPS == 0)
             ring_slice<false>(products, ring, stage, totals, step < SLICE_STEPS, places, lane);
         else
             give_back(ring.empty + stage, lane);
     }
-    ring_slice<true>(products, ring, stage, totals, steps <= SLICE_STEPS, places, lane);
     put_totals<GATHERED>(products, places, in, warp, lane);
 }
 
@@ -325,7 +273,7 @@ SHARED void run_ring(uchar* dynamic, const Tiles& tiles) {
     typedef typename Tiles::Stored S;
     uchar* smem = dynamic + (1024 - (uint)__cvta_generic_to_shared(dynamic) % 1024) % 1024;
     Ring ring(smem);
-    ring.init(threadIdx.x, RowCopies<S, Tiles::GATHERED>::Type::REPORTS);
+    ring.init(threadIdx.x, StageCopies<S, Tiles::GATHERED>::Type::REPORTS);
     if (threadIdx.x >= PRODUCT_THREADS) {
         fewer_registers<FILL_REGISTERS>();
         fill_ring(ring, tiles);

@@ -1,6 +1,7 @@
 // The ring of steps that feeds the prompt tiles of Hopper (linear_warpgroup.cuh): stages in shared memory,
-// each with rows of codes, weights and scales of 64 inputs. One warpgroup fills it; rows that are neighbours
-// the copy engine brings. As many steps as there are stages are on their way.
+// each with rows of codes, weights and scales of 64 inputs. One warpgroup fills it, by the copy engine where
+// rows are neighbours. Copies report to the barriers by themselves, so that as many steps as there are stages
+// are on their way.
 #pragma once
 #include "aligned.cuh"
 #include "linear.cuh"
@@ -113,16 +114,65 @@ struct StepEnds {
     }
 };
 
-// A thread's part in bringing weights and scales. Those are read as usual, so that usual copies do, of which the
-// copy engine would need one for each of the eight tiles of outputs.
+// Where rows are neighbours, the copy engine brings all: a warp two of the tile's eight tiles of outputs, a
+// quarter of the rows, and the rows' sums (warp 0) or units (warp 1).
 template <class S>
-struct WeightCopies {
+struct EngineCopies {
     typedef RingShape<S> R;
-    static const uint CHUNKS = 8 * S::BITS, PARAM_CHUNKS = S::GROUP_BYTES / 16;
-    static const int COPIES = (8 * CHUNKS + FILL_THREADS - 1) / FILL_THREADS;
-    const uchar *codes[COPIES], *params;
+    static const uint WARPS = FILL_THREADS / 32, REPORTS = WARPS, STEP_BYTES = S::STEP_WORDS * 4;
+    uint warp, stride, quarter;
+    const uchar *codes[2], *params[2], *rows, *floats;
 
     SHARED void start(const RingTile& in, uint t) {
+        warp = __shfl_sync(0xffffffffu, t / 32, 0);
+        uint steps = in.cols / STEP, groups = in.cols / S::GROUP, tiles = (in.outputs + 15) / 16;
+#pragma unroll
+        for (uint j = 0; j < 2; j++) {
+            ulong own = min(in.tile + 2 * warp + j, tiles - 1);
+            codes[j] = (const uchar*)in.weights.codes + own * steps * STEP_BYTES;
+            params[j] = in.weights.params + own * groups * S::GROUP_BYTES;
+        }
+        // A multiple of 8.
+        quarter = in.rows_brought() / WARPS, stride = in.rows.stride;
+        rows = in.rows.codes + (in.first + warp * quarter) * 128ul;
+        floats = (const uchar*)((warp == 0 ? in.rows.sums : in.rows.units) + in.first);
+    }
+    SHARED void copy(const RingTile&, uchar* stage, ulong* full, const StepEnds& ends) {
+        bool with_floats = warp == 0 ? ends.group : warp == 1 && ends.slice;
+        barrier_expect(full, quarter * 128 + 2 * (STEP_BYTES + (ends.group ? S::GROUP_BYTES : 0)) +
+                                 (with_floats ? WARPS * quarter * 4 : 0));
+        copy_bulk(stage + warp * quarter * 128, rows, quarter * 128, full);
+        rows += stride * 128ul;
+#pragma unroll
+        for (uint j = 0; j < 2; j++) {
+            copy_bulk(stage + R::ROW_BYTES + (2 * warp + j) * STEP_BYTES, codes[j], STEP_BYTES, full);
+            codes[j] += STEP_BYTES;
+            if (!ends.group) continue;
+            uchar* to = stage + R::ROW_BYTES + R::CODE_BYTES + (2 * warp + j) * S::GROUP_BYTES;
+            copy_bulk(to, params[j], S::GROUP_BYTES, full);
+            params[j] += S::GROUP_BYTES;
+        }
+        if (!with_floats) return;
+        uint to = warp == 0 ? (uint)R::SUMS_AT : (uint)R::UNITS_AT;
+        copy_bulk(stage + to, floats, WARPS * quarter * 4, full);
+        floats += stride * 4ul;
+    }
+};
+
+// A thread's part in usual copies, where rows lie anywhere: of weights and scales; chunk t % 8 of rows t / 8,
+// t / 8 + 16, ...; floats of row t. Rows beyond the last are the last once more. Products may read the rows
+// after `publish_to_products`.
+template <class S>
+struct ThreadCopies {
+    typedef RingShape<S> R;
+    static const uint REPORTS = FILL_THREADS, CHUNKS = 8 * S::BITS, PARAM_CHUNKS = S::GROUP_BYTES / 16;
+    static const int COPIES = (8 * CHUNKS + FILL_THREADS - 1) / FILL_THREADS;
+    uint t, brought, from[R::ROWS / 16], place;
+    const uchar *codes[COPIES], *params, *rows;
+    const float *sums, *units;
+
+    SHARED void start(const RingTile& in, uint thread) {
+        t = thread, brought = in.rows_brought();
         uint steps = in.cols / STEP, groups = in.cols / S::GROUP, tiles = (in.outputs + 15) / 16;
 #pragma unroll
         for (int j = 0; j < COPIES; j++) {
@@ -132,65 +182,13 @@ struct WeightCopies {
         }
         ulong own = min(in.tile + t / PARAM_CHUNKS, tiles - 1);
         params = in.weights.params + own * groups * S::GROUP_BYTES + t % PARAM_CHUNKS * 16;
-    }
-    SHARED void copy(uchar* stage, uint t, const StepEnds& ends) {
-#pragma unroll
-        for (int j = 0; j < COPIES; j++) {
-            if (8 * CHUNKS % FILL_THREADS == 0 || t + FILL_THREADS * j < 8 * CHUNKS)
-                copy_async_16(stage + R::ROW_BYTES + (t + FILL_THREADS * j) * 16, codes[j]);
-            codes[j] += S::STEP_WORDS * 4;
-        }
-        if (!ends.group) return;
-        if (t < 8 * PARAM_CHUNKS) copy_async_16(stage + R::ROW_BYTES + R::CODE_BYTES + t * 16, params);
-        params += S::GROUP_BYTES;
-    }
-};
-
-// Rows that are neighbours, by the copy engine.
-template <class S>
-struct NeighbourRows {
-    typedef RingShape<S> R;
-    static const uint REPORTS = FILL_THREADS + 1;
-    uint stride, brought;
-    const uchar *rows, *sums, *units;
-
-    SHARED void start(const RingTile& in, uint) {
-        stride = in.rows.stride, brought = in.rows_brought();
-        rows = in.rows.codes + in.first * 128ul;
-        sums = (const uchar*)(in.rows.sums + in.first), units = (const uchar*)(in.rows.units + in.first);
-    }
-    SHARED void copy(const RingTile&, uchar* stage, ulong* full, uint t, const StepEnds& ends) {
-        if (t < 32) {
-            barrier_expect(full, brought * (128 + (ends.group ? 4 : 0) + (ends.slice ? 4 : 0)));
-            copy_bulk(stage, rows, brought * 128, full);
-            if (ends.group) copy_bulk(stage + R::SUMS_AT, sums, brought * 4, full);
-            if (ends.slice) copy_bulk(stage + R::UNITS_AT, units, brought * 4, full);
-        }
-        rows += stride * 128ul;
-        if (ends.group) sums += stride * 4ul;
-        if (ends.slice) units += stride * 4ul;
-    }
-};
-
-// A thread's part in gathering rows that lie anywhere: chunk t % 8 of rows t / 8, t / 8 + 16, ..., floats of
-// row t. Rows beyond the last are the last once more. Products may read them after `publish_to_products`.
-template <class S>
-struct GatheredRows {
-    typedef RingShape<S> R;
-    static const uint REPORTS = FILL_THREADS;
-    uint brought, from[R::ROWS / 16], place;
-    const uchar* rows;
-    const float *sums, *units;
-
-    SHARED void start(const RingTile& in, uint t) {
-        brought = in.rows_brought();
         rows = in.rows.codes, sums = in.rows.sums, units = in.rows.units;
 #pragma unroll
         for (int j = 0; j < R::ROWS / 16; j++)
             from[j] = chunk_place(in.row(min(t / 8 + 16 * j, in.count - 1)), t % 8 ^ t / 8 % 8);
         place = float_place(in.row(min(t, in.count - 1)));
     }
-    SHARED void copy(const RingTile& in, uchar* stage, ulong*, uint t, const StepEnds& ends) {
+    SHARED void copy_rows(const RingTile& in, uchar* stage, const StepEnds& ends) {
 #pragma unroll
         for (int j = 0; j < R::ROWS / 16; j++)
             if (16 * j < brought) copy_async_16(stage + (t + FILL_THREADS * j) * 16, rows + from[j]);
@@ -204,33 +202,42 @@ struct GatheredRows {
         if (ends.group) sums += in.rows.stride;
         if (ends.slice) units += in.rows.stride;
     }
+    SHARED void copy(const RingTile& in, uchar* stage, ulong* full, const StepEnds& ends) {
+        copy_rows(in, stage, ends);
+#pragma unroll
+        for (int j = 0; j < COPIES; j++) {
+            if (8 * CHUNKS % FILL_THREADS == 0 || t + FILL_THREADS * j < 8 * CHUNKS)
+                copy_async_16(stage + R::ROW_BYTES + (t + FILL_THREADS * j) * 16, codes[j]);
+            codes[j] += S::STEP_WORDS * 4;
+        }
+        if (ends.group) {
+            if (t < 8 * PARAM_CHUNKS) copy_async_16(stage + R::ROW_BYTES + R::CODE_BYTES + t * 16, params);
+            params += S::GROUP_BYTES;
+        }
+        copy_async_report(full);
+    }
 };
 
 template <class S, bool GATHERED>
-struct RowCopies {
-    typedef NeighbourRows<S> Type;
+struct StageCopies {
+    typedef EngineCopies<S> Type;
 };
 template <class S>
-struct RowCopies<S, true> {
-    typedef GatheredRows<S> Type;
+struct StageCopies<S, true> {
+    typedef ThreadCopies<S> Type;
 };
 
 // A thread's part in the steps of a tile.
 template <class S, bool GATHERED>
 SHARED void fill_tile(Ring& ring, const RingTile& in, uint t) {
-    WeightCopies<S> weights;
-    typename RowCopies<S, GATHERED>::Type rows;
-    weights.start(in, t), rows.start(in, t);
+    typename StageCopies<S, GATHERED>::Type copies;
+    copies.start(in, t);
     uint steps = in.cols / STEP;
 #pragma unroll 1
     for (uint step = 0; step < steps; step++) {
-        StepEnds ends(step, steps, S::GROUP / STEP);
-        ulong* full = ring.full + ring.stage;
-        uchar* stage = ring.template at<S>(ring.stage);
         barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-        rows.copy(in, stage, full, t, ends);
-        weights.copy(stage, t, ends);
-        copy_async_report(full);
+        StepEnds ends(step, steps, S::GROUP / STEP);
+        copies.copy(in, ring.template at<S>(ring.stage), ring.full + ring.stage, ends);
         ring.next();
     }
 }
