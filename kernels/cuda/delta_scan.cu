@@ -51,13 +51,20 @@ SHARED void copy_async_16(void* to, const void* from) {
                  : "memory");
 }
 
-// Tokens of a stage, stages of the ring, threads of a block. A thread has what two lanes of a unit hold, l = t and
-// l = t + 4 of a column, so that two of the four levels of a tree lie within a thread: the latency of the others is
-// most of what a token costs beyond its multiply-adds.
+// A token costs four operations a value of the state, of which a lane of the card has 32: what matters is that
+// nothing else stands between them. A thread has one of 8 threads' part of two columns. While the sum of one's
+// recall climbs through its threads, the other's recall and the output of the token before are multiplied;
+// parts of outputs go to shared memory, and a second warp beside each adds and writes them, and copies the
+// tokens to come.
+
+// Tokens of a stage, stages of the ring, threads that walk; as many carry.
 #define TOKENS (DELTA_STEPS <= 8 ? 8 : 4)
-#define STAGES 4
+#define STAGES 3
 #define THREADS 128
-#define HALVES 2
+// Columns of a thread.
+#define COLUMNS 2
+// Of nothing: what a thread without a column has.
+#define NEVER 0xffffff00u
 
 // What a block of 8 units (32 columns of one head) needs of a token.
 template <int STEPS>
@@ -68,10 +75,34 @@ struct Token {
     float pad[2];
 };
 
-template <int STEPS>
-struct Stage {
-    Token<STEPS> tokens[TOKENS];
+// Parts of sums over a column, by column of a thread; a column's eight threads have theirs side by side.
+struct Parts {
+    float of[COLUMNS][32];
 };
+
+// Parts of outputs of a warp and two stages in turn: the output before the stage's tokens, then theirs, of which
+// the last one is made here in the last stage only.
+struct Outputs {
+    Parts of[2][TOKENS + 1];
+};
+
+template <int STEPS>
+struct Memory {
+    Token<STEPS> ring[STAGES * TOKENS];
+    Outputs outputs[THREADS / 32];
+};
+
+// A block's columns: of `head`, from unit `first_unit` on.
+struct Place {
+    StepWindow window;
+    uint head, first_unit;
+};
+
+// The sum of a column's parts: the tree over 16 lanes, of which each thread added its two.
+SHARED float tree_of_parts(const float* parts) {
+    float4 x = *(const float4*)parts, y = *(const float4*)(parts + 4);
+    return ((x.x + y.x) + (x.z + y.z)) + ((x.y + y.y) + (x.w + y.w));
+}
 
 // Where the next stage's copies of a thread come from; strides count floats of a token.
 struct Source {
@@ -79,171 +110,203 @@ struct Source {
     const float* v;
     const float* gates;
     uint qk_stride, v_stride, gates_stride;
-    uint columns;  // of 32
+    uint token;  // the thread's first of v, or NEVER
 };
 
-// Queues the copies of the next stage's tokens, of which `left` are there.
+// Queues the copies of a stage's tokens, of which `left` are there.
 template <int STEPS>
-SHARED void load_stage(Stage<STEPS>& stage, Source& from, uint left, uint thread) {
+SHARED void load_stage(Token<STEPS>* stage, Source& from, uint left, uint thread) {
     const uint pieces = 8 * STEPS, count = min(left, (uint)TOKENS);
-    const float *qk = from.qk, *v = from.v;
-    Token<STEPS>* to = stage.tokens + thread / pieces;
+    Token<STEPS>* to = stage + thread / pieces;
 #pragma unroll
-    for (uint i = 0; i < TOKENS; i += THREADS / pieces, qk += THREADS / pieces * (ulong)from.qk_stride)
-        if (i + thread / pieces < count) copy_async_16(&to[i].qk[0][0] + thread % pieces * 4, qk);
-    to = stage.tokens + thread / 32;
+    for (uint i = 0; i < TOKENS; i += THREADS / pieces)
+        if (i + thread / pieces < count)
+            copy_async_16(&to[i].qk[0][0] + thread % pieces * 4, from.qk + i * (ulong)from.qk_stride);
+    to = stage + thread / 32;
 #pragma unroll
-    for (uint i = 0; i < TOKENS; i += THREADS / 32, v += THREADS / 32 * (ulong)from.v_stride)
-        if (i + thread / 32 < count && thread % 32 < from.columns) copy_async_4(to[i].v + thread % 32, v);
-    if (thread < 2 * count)
-        copy_async_4(stage.tokens[thread / 2].gates + thread % 2, from.gates);
+    for (uint i = 0; i < TOKENS; i += THREADS / 32)
+        if (i + from.token < count) copy_async_4(to[i].v + thread % 32, from.v + i * (ulong)from.v_stride);
+    if (thread < 2 * count) copy_async_4(stage[thread / 2].gates + thread % 2, from.gates);
     asm volatile("cp.async.commit_group;" ::: "memory");
     from.qk += TOKENS * (ulong)from.qk_stride;
     from.v += TOKENS * (ulong)from.v_stride;
     from.gates += TOKENS * from.gates_stride;
 }
 
-// A thread's walk: its part of a column after the token before, that token's query, what it needs of this token
-// but its query, and where the output of the token before goes.
+// Carries tokens in and outputs out for the warp that has the same place among those that walk.
 template <int STEPS>
-struct Walk {
-    Unit<STEPS> state[HALVES];
-    float q[HALVES][2 * STEPS], k[HALVES][2 * STEPS];
-    float2 gates;
-    float v;
-    float* out;
-    ulong stride;
-    bool writes;
-};
-
-// The tree over 16 lanes, four of them here (t + 4 h + 8 c); all threads of the column get the sum.
-template <int DK>
-SHARED float tree_of_four(float (&sum)[HALVES][2], uint key_dim, uint t) {
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) pad_lanes<DK>(key_dim, t + 4 * h, (key_dim + 15) / 16, sum[h]);
-    float own = (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]);
-    own = own + __shfl_xor_sync(FULL, own, 16);
-    return own + __shfl_xor_sync(FULL, own, 8);
-}
-
-template <int STEPS>
-SHARED void read_halves(float (&to)[HALVES][2 * STEPS], const float* from, uint t) {
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) read_spread<STEPS>(to[h], from, t + 4 * h);
-}
-
-// The output for the query at hand.
-template <int STEPS, int DK>
-SHARED float output(const Walk<STEPS>& walk, uint key_dim, uint t) {
-    float sum[HALVES][2] = {};
-#pragma unroll
-    for (int i = 0; i < 2 * STEPS; i++)
-#pragma unroll
-        for (int h = 0; h < HALVES; h++)
-            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2))
-                sum[h][i % 2] = FMA(walk.state[h].s[i], walk.q[h][i], sum[h][i % 2]);
-    return tree_of_four<DK>(sum, key_dim, t);
-}
-
-// What is loaded a token ahead.
-template <int STEPS>
-SHARED void read_ahead(Walk<STEPS>& walk, const Token<STEPS>& of, uint t, uint column) {
-    read_halves<STEPS>(walk.k, of.qk[1], t);
-    walk.gates = *(const float2*)of.gates;
-    walk.v = of.v[column];
-}
-
-// A token; writes the output of the token before, which is made while the sum of the recall waits for its tree.
-template <int STEPS, int DK>
-SHARED void walk_token(Walk<STEPS>& walk, const Token<STEPS>& token, const Token<STEPS>& next, uint key_dim, uint t,
-                       uint column, bool first) {
-    Unit<STEPS> decayed[HALVES];
-    float sum[HALVES][2] = {};
-#pragma unroll
-    for (int i = 0; i < 2 * STEPS; i++)
-#pragma unroll
-        for (int h = 0; h < HALVES; h++)
-            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2)) {
-                float s = walk.state[h].s[i] * walk.gates.x;
-                decayed[h].s[i] = s;
-                sum[h][i % 2] = FMA(s, walk.k[h][i], sum[h][i % 2]);
-            }
-    float r = tree_of_four<DK>(sum, key_dim, t);
-    float o = output<STEPS, DK>(walk, key_dim, t);
-    Walk<STEPS> later = walk;
-    read_ahead<STEPS>(later, next, t, column);
-    read_halves<STEPS>(later.q, token.qk[0], t);
-    if (walk.writes && !first) *walk.out = o;
-    later.out += walk.stride;
-    float d = (walk.v - r) * walk.gates.y;
-#pragma unroll
-    for (int h = 0; h < HALVES; h++)
-#pragma unroll
-        for (int i = 0; i < 2 * STEPS; i++)
-            if (exists<DK>(key_dim, t + 4 * h, i / 2, i % 2))
-                later.state[h].s[i] = FMA(walk.k[h][i], d, decayed[h].s[i]);
-    walk = later;
-}
-
-// Grid [blocks of 8 units of one head, windows], THREADS threads.
-template <int STEPS, int DK>
-SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in,
-                        const Prepared& from) {
-    __shared__ __align__(16) Stage<STEPS> stages[STAGES];
-    uint thread = threadIdx.x, t = thread % 32 / 8, units = units_of(pool), blocks = (units + 7) / 8;
-    uint head = blockIdx.x / blocks, first_unit = blockIdx.x % blocks * 8;
-    uint column = thread / 32 * 8 + thread % 8, unit = first_unit + column / 4;
-    uint key_head = head / (pool.value_heads / pool.key_heads);
-    const StepWindow window = step.windows[blockIdx.y];
-    const uint rows = window.rows, pieces = 8 * STEPS;
-    if (rows <= WINDOW_ROWS) return;
+SHARED void carry(Memory<STEPS>& memory, const DeltaPool& pool, const DeltaInputs& in, const Prepared& from,
+                  const Place& place, uint thread) {
+    const uint rows = place.window.rows, first = place.window.first, pieces = 8 * STEPS, lane = thread % 32;
+    const uint key_head = place.head / (pool.value_heads / pool.key_heads);
     Source source;
     source.qk_stride = pool.key_heads * 2 * 16 * STEPS;
     source.v_stride = channels_of(pool);
     source.gates_stride = 2 * pool.value_heads;
-    source.qk = from.qk + (ulong)(window.first + thread / pieces) * source.qk_stride + key_head * (2 * 16 * STEPS) +
+    source.qk = from.qk + (ulong)(first + thread / pieces) * source.qk_stride + key_head * (2 * 16 * STEPS) +
                 thread % pieces * 4;
-    source.v = in.mixed + (ulong)(window.first + thread / 32) * source.v_stride +
-               2 * pool.key_heads * pool.key_dim + head * pool.value_dim + first_unit * 4 + thread % 32;
-    source.gates = from.gates + (ulong)(window.first + thread / 2) * source.gates_stride + 2 * head + thread % 2;
-    source.columns = min(32u, pool.value_dim - first_unit * 4);
-    Walk<STEPS> walk = {};
-    walk.stride = (ulong)pool.value_heads * pool.value_dim;
-    // One token before the first.
-    walk.out = in.out + window.first * walk.stride + head * pool.value_dim + first_unit * 4 + column - walk.stride;
-    walk.writes = t == 0 && column < source.columns;
-    float* home = unit_at(pool, window.place, head, min(unit, units - 1));
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) load_unit<STEPS>(walk.state[h], home, 4 * (t + 4 * h) + column % 4);
+    source.v = in.mixed + (ulong)(first + thread / 32) * source.v_stride + 2 * pool.key_heads * pool.key_dim +
+               place.head * pool.value_dim + place.first_unit * 4 + lane;
+    source.gates = from.gates + (ulong)(first + thread / 2) * source.gates_stride + 2 * place.head + thread % 2;
+    source.token = place.first_unit * 4 + lane < pool.value_dim ? thread / 32 : NEVER;
     for (uint s = 0; s < STAGES - 1; s++)
-        load_stage<STEPS>(stages[s], source, rows - min(rows, s * TOKENS), thread);
+        load_stage<STEPS>(memory.ring + s * TOKENS, source, rows - min(rows, s * TOKENS), thread);
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncthreads();
-    read_ahead<STEPS>(walk, stages[0].tokens[0], t, column);
-    for (uint at = 0, turn = 0; at < rows; at += TOKENS, turn = (turn + 1) % STAGES) {
+    // Outputs: a lane has a column of its warp's and every fourth token.
+    const uint column = place.first_unit * 4 + thread / 32 * 8 + lane % 8;
+    const bool exists = column < pool.value_dim;
+    const ulong stride = (ulong)pool.value_heads * pool.value_dim;
+    float* out = in.out + first * stride + place.head * pool.value_dim + column;
+    const Outputs& parts = memory.outputs[thread / 32];
+    auto sum = [&](const Parts& of) { return tree_of_parts(of.of[lane % 2] + lane % 8 / 2 * 8); };
+    uint at = 0, turn = 0;
+    for (;; at += TOKENS, turn++) {
         // The stage after this one is there too: its first token is read ahead.
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 3) : "memory");
         __syncthreads();
-        const uint loaded = at + (STAGES - 1) * TOKENS;
-        load_stage<STEPS>(stages[(turn + STAGES - 1) % STAGES], source, rows - min(rows, loaded), thread);
-        const Token<STEPS>* tokens = stages[turn].tokens;
-        const Token<STEPS>* after = stages[(turn + 1) % STAGES].tokens;
+        const uint left = rows - min(rows, at);
+        load_stage<STEPS>(memory.ring + (turn + STAGES - 1) % STAGES * TOKENS, source,
+                          left - min(left, (STAGES - 1) * TOKENS), thread);
+        for (uint i = lane / 8; i < TOKENS && at > 0; i += 4) {
+            const uint row = at - TOKENS + i - 1;
+            if (exists && row < rows - 1) out[row * stride] = sum(parts.of[(turn - 1) % 2][i]);
+        }
+        if (at >= rows) break;
+    }
+    if (exists && lane < 8) out[(rows - 1) * stride] = sum(parts.of[(turn - 1) % 2][rows - (at - TOKENS)]);
+}
+
+// A thread's walk: its lanes l and l + 8 of two columns after the token before, that token's query, and what it
+// needs of this token but its query. Neighbouring threads have the same l: shared memory serves a warp's reads
+// of 16 bytes in two turns then, else in four.
+template <int STEPS>
+struct Walk {
+    Unit<STEPS> state[COLUMNS];
+    float q[2 * STEPS], k[2 * STEPS];
+    float2 gates, v;
+};
+
+// Parts of the outputs for the query at hand.
+template <int STEPS, int DK>
+SHARED void output(const Walk<STEPS>& walk, Parts& to, uint key_dim, uint l, uint pair) {
+    float sum[COLUMNS][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS; i++)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (exists<DK>(key_dim, l, i / 2, i % 2))
+                sum[c][i % 2] = FMA(walk.q[i], walk.state[c].s[i], sum[c][i % 2]);
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum[c]);
+        to.of[c][pair % 4 * 8 + l] = sum[c][0] + sum[c][1];
+    }
+}
+
+// What is loaded a token ahead. `pair`: of columns, the thread's of the block's.
+template <int STEPS>
+SHARED void read_ahead(Walk<STEPS>& walk, const Token<STEPS>& of, uint l, uint pair) {
+    read_spread<STEPS>(walk.k, of.qk[1], l);
+    walk.gates = *(const float2*)of.gates;
+    walk.v = *(const float2*)(of.v + 2 * pair);
+}
+
+// The sum of a column's parts, to all its threads; two levels of the tree at once.
+SHARED float climb(float own) {
+    const float a = __shfl_xor_sync(FULL, own, 16), b = __shfl_xor_sync(FULL, own, 8);
+    const float c = __shfl_xor_sync(FULL, own, 24);
+    own = (own + a) + (b + c);
+    return own + __shfl_xor_sync(FULL, own, 4);
+}
+
+// A token, and the output of the token before.
+template <int STEPS, int DK>
+SHARED void walk_token(Walk<STEPS>& walk, const Token<STEPS>& token, const Token<STEPS>& next, Parts& out,
+                       uint key_dim, uint l, uint pair) {
+    Unit<STEPS> decayed[COLUMNS];
+    float r[COLUMNS];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < 2 * STEPS; i++)
+            if (exists<DK>(key_dim, l, i / 2, i % 2)) {
+                float s = walk.state[c].s[i] * walk.gates.x;
+                decayed[c].s[i] = s;
+                sum[i % 2] = FMA(walk.k[i], s, sum[i % 2]);
+            }
+        pad_lanes<DK>(key_dim, l, (key_dim + 15) / 16, sum);
+        r[c] = climb(sum[0] + sum[1]);
+    }
+    output<STEPS, DK>(walk, out, key_dim, l, pair);
+    Walk<STEPS> later = walk;
+    read_ahead<STEPS>(later, next, l, pair);
+    read_spread<STEPS>(later.q, token.qk[0], l);
+    const float v[COLUMNS] = {walk.v.x, walk.v.y};
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        float d = (v[c] - r[c]) * walk.gates.y;
+#pragma unroll
+        for (int i = 0; i < 2 * STEPS; i++)
+            if (exists<DK>(key_dim, l, i / 2, i % 2))
+                later.state[c].s[i] = FMA(walk.k[i], d, decayed[c].s[i]);
+    }
+    walk = later;
+}
+
+template <int STEPS, int DK>
+SHARED void walk_window(Memory<STEPS>& memory, const DeltaPool& pool, const Place& place, uint thread) {
+    const uint rows = place.window.rows, l = thread % 32 / 4, pair = thread / 32 * 4 + thread % 4;
+    const uint units = units_of(pool), unit = place.first_unit + pair / 2, unit_lane = 4 * l + pair % 2 * 2;
+    Outputs& parts = memory.outputs[thread / 32];
+    Walk<STEPS> walk = {};
+    float* home = unit_at(pool, place.window.place, place.head, min(unit, units - 1));
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) load_unit<STEPS>(walk.state[c], home, unit_lane + c);
+    __syncthreads();
+    read_ahead<STEPS>(walk, memory.ring[0], l, pair);
+    uint at = 0, turn = 0;
+    for (; at < rows; at += TOKENS, turn++) {
+        __syncthreads();
+        const Token<STEPS>* tokens = memory.ring + turn % STAGES * TOKENS;
+        const Token<STEPS>* after = memory.ring + (turn + 1) % STAGES * TOKENS;
+        Parts* out = parts.of[turn % 2];
         if (at + TOKENS <= rows) {
 #pragma unroll
             for (uint i = 0; i < TOKENS; i++)
-                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, pool.key_dim, t,
-                                      column, at + i == 0);
+                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, out[i],
+                                      pool.key_dim, l, pair);
         } else {
+#pragma unroll 1
             for (uint i = 0; i < rows - at; i++)
-                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, pool.key_dim, t,
-                                      column, at + i == 0);
+                walk_token<STEPS, DK>(walk, tokens[i], i + 1 < TOKENS ? tokens[i + 1] : *after, out[i],
+                                      pool.key_dim, l, pair);
         }
     }
-    float o = output<STEPS, DK>(walk, pool.key_dim, t);
-    if (walk.writes) *walk.out = o;
+    output<STEPS, DK>(walk, parts.of[(turn - 1) % 2][rows - (at - TOKENS)], pool.key_dim, l, pair);
+    __syncthreads();
+    if (unit >= units) return;
 #pragma unroll
-    for (int h = 0; h < HALVES; h++)
-        if (unit < units) store_unit<STEPS>(walk.state[h], home, 4 * (t + 4 * h) + column % 4);
+    for (int c = 0; c < COLUMNS; c++) store_unit<STEPS>(walk.state[c], home, unit_lane + c);
+}
+
+// Grid [blocks of 8 units of one head, windows], 2 THREADS threads.
+template <int STEPS, int DK>
+SHARED void scan_window(const StepTables& step, const DeltaPool& pool, const DeltaInputs& in,
+                        const Prepared& from) {
+    __shared__ __align__(16) Memory<STEPS> memory;
+    const uint blocks = (units_of(pool) + 7) / 8;
+    Place place;
+    place.window = step.windows[blockIdx.y];
+    place.head = blockIdx.x / blocks;
+    place.first_unit = blockIdx.x % blocks * 8;
+    if (place.window.rows <= WINDOW_ROWS) return;
+    // By a shuffle: the compiler sees that a warp does one or the other.
+    if (__shfl_sync(FULL, threadIdx.x / THREADS, 0) == 0)
+        walk_window<STEPS, DK>(memory, pool, place, threadIdx.x);
+    else
+        carry<STEPS>(memory, pool, in, from, place, threadIdx.x - THREADS);
 }
 
 // Long launches do not let the next one start early: its waiting blocks would take from theirs.
@@ -252,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_prepare(DeltaPool pool, 
     prepare_row<DELTA_STEPS, DELTA_KEY_DIM>(pool, in, to);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
     delta_scan(StepTables step, DeltaPool pool, DeltaInputs in, Prepared from) {
     wait_for_launches_before();
     scan_window<DELTA_STEPS, DELTA_KEY_DIM>(step, pool, in, from);

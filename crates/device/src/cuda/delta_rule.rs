@@ -12,8 +12,8 @@ use super::state::States;
 use crate::{Buffer, StatePool, VectorRef};
 
 const BLOCK: u32 = 256;
-/// `THREADS` of `delta_scan.cu`.
-const SCAN_THREADS: u32 = 128;
+/// Twice the `THREADS` of `delta_scan.cu`.
+const SCAN_THREADS: u32 = 256;
 /// `WINDOW_ROWS` of the kernels.
 const WINDOW_ROWS: usize = 32;
 
