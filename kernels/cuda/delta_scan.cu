@@ -75,9 +75,10 @@ struct Token {
     float pad[2];
 };
 
-// Parts of sums over a column, by column of a thread; a column's eight threads have theirs side by side.
+// Parts of sums over a column, by column of a thread; a column's eight threads have theirs side by side. Four
+// words more, so that sums of both columns are read from banks of their own.
 struct Parts {
-    float of[COLUMNS][32];
+    float of[COLUMNS][36];
 };
 
 // Parts of outputs of a warp and two stages in turn: the output before the stage's tokens, then theirs, of which
