@@ -24,8 +24,8 @@ struct Spill {
 }
 
 /// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done
-/// again, K/V of 16 bits, pictures, one word of a tile and two addresses of a span.
-const SPILLS: [Spill; 8] = [
+/// again, K/V of 16 bits, pictures, and what attention's filling warps keep between blocks.
+const SPILLS: [Spill; 6] = [
     // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
     Spill {
         file: "experts.cu",
@@ -38,16 +38,8 @@ const SPILLS: [Spill; 8] = [
         file: "experts_prompt.cu",
         with: "BLOCKS=2",
         kernel: "experts_gate_up",
-        archs: &["sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"],
-        most: 24,
-    },
-    // A word, stored and loaded once a tile by who fills the ring.
-    Spill {
-        file: "experts_warpgroup.cu",
-        with: "",
-        kernel: "experts_gate_up_warpgroup",
-        archs: &["sm_90a"],
-        most: 8,
+        archs: &device::cuda::ARCHS,
+        most: 32,
     },
     Spill {
         file: "vision_attention.cu",
@@ -57,8 +49,6 @@ const SPILLS: [Spill; 8] = [
         most: 76,
     },
     Spill { file: "linear_dense.cu", with: "", kernel: "linear_dense", archs: &["sm_100a"], most: 68 },
-    // Where a window is long; decode steps have it in delta_step.cu.
-    Spill { file: "conv.cu", with: "", kernel: "conv_window", archs: &["sm_100a"], most: 12 },
     // Values of a whole head and codes of two digits: more than 255 registers.
     Spill {
         file: "attention_prompt.cu",
@@ -73,7 +63,7 @@ const SPILLS: [Spill; 8] = [
         with: "",
         kernel: "attention_warpgroup",
         archs: &["sm_90a"],
-        most: 96,
+        most: 48,
     },
 ];
 
