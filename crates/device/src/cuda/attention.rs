@@ -27,7 +27,9 @@ const WARPGROUP_ROOM: u32 = 3 * 65_536 + 2 * 5 * 80 * 4 + 2 * 64 * 4 * 4 + 256 *
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
 const BLOCKS_APART: usize = 2;
-/// Up to a block in so many multiprocessors, blocks of one row work once before what they read is there.
+/// Up to so many rows and up to a block in so many multiprocessors, blocks work once before what they read is
+/// there.
+const REHEARSED_ROWS: usize = 8;
 const REHEARSED_SHARE: usize = 4;
 /// Dims of a group.
 const GROUP: usize = 64;
@@ -114,9 +116,10 @@ impl Call {
         let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
         let [first, second] = self.words(shape.spans, turn.rows);
         let parts_of_window = self.tiles * turn.rows.div_ceil(shared);
-        // A row alone leaves the card to its blocks long before they have what they read.
-        let blocks = shape.spans * parts_of_window;
-        let rehearses = shape.rows == 1 && REHEARSED_SHARE * blocks <= c.facts().processors as usize;
+        // The matrices of few rows leave room for these blocks long before they have what they read.
+        let blocks = shape.spans * parts_of_window * turn.windows;
+        let few = shape.rows <= REHEARSED_ROWS && shared == 1;
+        let rehearses = few && REHEARSED_SHARE * blocks <= c.facts().processors as usize;
         let words = [first, second, pair(turn.first_row, turn.first_window), 0];
         let parts = turn.windows * turn.rows * self.shape.heads * shape.spans;
         let partial = if shape.spans > 1 { self.partial(c, parts)? } else { [0, 0] };

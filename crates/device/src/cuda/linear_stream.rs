@@ -74,6 +74,16 @@ impl Form {
         self.warps / self.slices()
     }
 
+    /// Blocks for each part of the rows. Up to [`FEW_ROWS`] rows leave a quarter of the multiprocessors to the
+    /// norms before and the launches after where this takes no more turns: all would wait for a block that waits
+    /// for the place of another.
+    fn blocks(&self, c: &Lowering<'_>, rows: usize, tiles: usize, parts: usize) -> usize {
+        let all = (c.facts().processors as usize / parts).max(1);
+        let fewer = (3 * all / 4).max(1);
+        let turns = |blocks: usize| tiles.div_ceil(blocks * self.teams());
+        if rows <= FEW_ROWS && turns(fewer) == turns(all) { fewer } else { all }
+    }
+
     fn unit_bytes(&self) -> usize {
         if self.kinds.iter().any(|kind| kind.is_wide()) { 16 } else { 8 }
     }
@@ -117,7 +127,7 @@ pub(super) fn lower(
         }
         words.resize(5 * MATRICES_MAX, 0);
         let parts = rows.div_ceil(form.class);
-        let blocks = (c.facts().processors as usize / parts).max(1);
+        let blocks = form.blocks(c, rows, tiles, parts);
         let mut all = vec![codes.codes, codes.units, codes.sums, pair(rows, targets.len())];
         all.extend([pair(tiles, places.row_stride), pair(places.x_at, places.units_at)]);
         all.push(pair(places.parts_at, 0));
