@@ -52,7 +52,7 @@ fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Re
 /// the blocks and the merger.
 fn encode(tour: &mut Tour<'_>, side: usize, times: usize) -> Result {
     let spec = tour.model.image_spec().ok_or("a model with a tower")?;
-    let picture = Arc::new(picture(&spec, side));
+    let picture = Arc::new(picture(&spec, [side; 2]));
     let mut found: Vec<[Duration; 2]> = Vec::with_capacity(times);
     for _ in 0..times {
         let before = Instant::now();

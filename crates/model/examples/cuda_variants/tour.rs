@@ -15,6 +15,25 @@ const SLOTS: usize = 32;
 const CONTEXT: usize = 20_480;
 /// Most rows of a step, as the command line takes them for a large card; a small one has half of them.
 const ROWS_MAX: usize = 8192;
+/// Pictures in rows and columns of merged blocks, so that patches, four times as many, and image rows are of every class
+/// of rows.
+const PICTURES: [[usize; 2]; 15] = [
+    [1, 1],
+    [1, 2],
+    [1, 3],
+    [2, 2],
+    [1, 6],
+    [2, 4],
+    [2, 5],
+    [3, 4],
+    [4, 4],
+    [4, 6],
+    [4, 8],
+    [6, 8],
+    [8, 8],
+    [16, 16],
+    [32, 32],
+];
 /// Most tokens of a picture.
 const IMAGE_TOKENS: usize = 1024;
 
@@ -208,8 +227,9 @@ impl<'a> Tour<'a> {
     /// Pictures, small and large, and a prompt with one.
     fn pictures(&mut self) -> Result {
         let Some(spec) = self.model.image_spec() else { return Ok(()) };
-        for side in [spec.merge, 4 * spec.merge, 16 * spec.merge] {
-            self.model.encode(&[Arc::new(picture(&spec, side))])?;
+        for blocks in PICTURES {
+            let sides = blocks.map(|blocks| blocks * spec.merge);
+            self.model.encode(&[Arc::new(picture(&spec, sides))])?;
             let features = loop {
                 if let Some(features) = self.model.encode_next(usize::MAX)? {
                     break features;
@@ -226,11 +246,11 @@ impl<'a> Tour<'a> {
     }
 }
 
-/// A picture of `side` x `side` patches.
-pub(crate) fn picture(spec: &ImageSpec, side: usize) -> Picture {
+/// A picture of so many rows and columns of patches.
+pub(crate) fn picture(spec: &ImageSpec, [rows, columns]: [usize; 2]) -> Picture {
     Picture {
-        grid: [1, side, side],
-        patches: vec![0; side * side * 3 * spec.patch * spec.patch],
+        grid: [1, rows, columns],
+        patches: vec![0; rows * columns * 3 * spec.patch * spec.patch],
         levels: Box::new([[0.0; 256]; 3]),
         digest: [0; 32],
     }
