@@ -303,11 +303,8 @@ mod tests {
     use super::*;
 
     fn item(check: &str, thinking: bool) -> Item {
-        let line = format!(
-            r#"{{"id": "a", "kind": "k", "enable_thinking": {thinking}, "max_tokens": 9, "messages": [],
-                "check": {check}}}"#
-        );
-        read_items(&line).unwrap().remove(0)
+        let asked = format!(r#""id": "a", "kind": "k", "enable_thinking": {thinking}, "max_tokens": 9"#);
+        read_items(&format!(r#"{{{asked}, "messages": [], "check": {check}}}"#)).unwrap().remove(0)
     }
 
     fn reply(reasoning: &str, content: &str) -> Reply {
