@@ -509,18 +509,7 @@ impl Device for Cpu {
     }
 
     fn copy_values(&mut self, from: Buffer, first: usize, rows: usize, to: Buffer, at: usize) -> Result {
-        let source = self.planes.get(from);
-        let (values, width) = (rows * source.width, self.planes.get(to).width);
-        if from == to || !values.is_multiple_of(width) {
-            let message = format!("{values} values to rows of {width}, between two buffers");
-            return Err(DeviceError::Failed { stage: "copy_values", message });
-        }
-        self.planes.with(to, |to, planes| {
-            let source = planes.get(from);
-            let source = &source.values[first * source.width..][..values];
-            to.values[at * width..][..values].copy_from_slice(source);
-        });
-        Ok(())
+        self.planes.copy_values(from, first, rows, to, at)
     }
 
     fn layer_norm(

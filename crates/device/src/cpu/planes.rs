@@ -73,6 +73,28 @@ impl Planes {
         result
     }
 
+    /// [`crate::Device::copy_values`].
+    pub(crate) fn copy_values(
+        &mut self,
+        from: Buffer,
+        first: usize,
+        rows: usize,
+        to: Buffer,
+        at: usize,
+    ) -> Result<(), DeviceError> {
+        let (values, width) = (rows * self.get(from).width, self.get(to).width);
+        if from == to || !values.is_multiple_of(width) {
+            let message = format!("{values} values to rows of {width}, between two buffers");
+            return Err(DeviceError::Failed { stage: "copy_values", message });
+        }
+        self.with(to, |to, planes| {
+            let source = planes.get(from);
+            let source = &source.values[first * source.width..][..values];
+            to.values[at * width..][..values].copy_from_slice(source);
+        });
+        Ok(())
+    }
+
     /// Takes an output out; [`Self::put`] must follow.
     pub(crate) fn take(&mut self, out: Buffer) -> Plane {
         std::mem::take(self.get_mut(out))
