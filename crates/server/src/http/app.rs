@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, CONTENT_TYPE, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_HEADERS, CONNECTION, CONTENT_TYPE, VARY,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -22,7 +22,7 @@ use super::limits::Limits;
 use super::log::Entry;
 use super::routes::{foreign, health, metrics, models, props, slots, tokens};
 use super::state::{App, VERSION};
-use super::{chat, completions, ids, messages, ollama, openapi, page, responses};
+use super::{body, chat, completions, ids, messages, ollama, openapi, page, responses};
 
 /// What a request's handlers know of it beside its own words.
 #[derive(Clone, Debug)]
@@ -135,7 +135,9 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
     let (route, request_id_) = (request.uri().path().into(), request_id.clone());
     let context = Context { request_id: request_id_, route, caller, hangup, log: log.clone() };
     request.extensions_mut().insert(context);
-    let response = next.run(request).await;
+    let (parts, body) = request.into_parts();
+    let (body, rest) = body::Rest::of(body);
+    let response = next.run(Request::from_parts(parts, body)).await;
     let code = response.extensions().get::<ApiError>().map(|error| error.code.name());
     if let Some(code) = code {
         app.metrics().rejected(code);
@@ -148,6 +150,10 @@ async fn framed(State(app): State<App>, mut request: Request, next: Next) -> Res
         headers.insert(HeaderName::from_static("request-id"), id.clone());
     }
     headers.insert(HeaderName::from_static("x-request-id"), id);
+    if rest.is_left() {
+        // Said, so that clients do not send the next request on a connection that is about to close.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     headers.insert(HeaderName::from_static("clary-version"), HeaderValue::from_static(VERSION));
     if let Some(origin) = origin {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);

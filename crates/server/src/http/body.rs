@@ -1,8 +1,12 @@
 //! Reads a request's body: declared as JSON, bounded in length and in time.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue};
 
@@ -48,7 +52,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 async fn collect(mut body: Body, limits: &Limits, idle: Duration) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     loop {
-        let frame = std::future::poll_fn(|context| std::pin::Pin::new(&mut body).poll_frame(context));
+        let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
         let frame = tokio::time::timeout(idle, frame).await.map_err(|_| {
             let message = format!("no part of the body came for {} s", idle.as_secs());
             ApiError::new(Code::Timeout, message)
@@ -62,6 +66,52 @@ async fn collect(mut body: Body, limits: &Limits, idle: Duration) -> Result<Vec<
             }
             bytes.extend_from_slice(&data);
         }
+    }
+}
+
+/// Whether something of a request's body has not been read. A connection with such a rest cannot be used again: what
+/// follows on it would be taken for the rest.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest(Arc<AtomicBool>);
+
+impl Rest {
+    /// The body, watched.
+    pub(crate) fn of(body: Body) -> (Body, Self) {
+        let rest = Self(Arc::new(AtomicBool::new(!body.is_end_stream())));
+        (Body::new(Watched { body, rest: rest.clone() }), rest)
+    }
+
+    pub(crate) fn is_left(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Watched {
+    body: Body,
+    rest: Rest,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.rest.0.store(false, Ordering::Relaxed);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
     }
 }
 

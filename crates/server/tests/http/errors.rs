@@ -357,3 +357,27 @@ async fn very_large_requests_have_the_right_codes() {
     let answer = server.post("/v1/messages", &body).await;
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("at most 4096"));
 }
+
+/// Answers that come before a body has been read say that the connection ends; others do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_was_not_read_ends_the_connection() {
+    let live = Server::new().listen().await;
+    let closes = "connection: close\r\n";
+    for (path, status) in [("/api/pull", 501), ("/v1/nothing", 404), ("/v1/models", 405)] {
+        let mut client = live.connect().await;
+        let head = "host: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n";
+        client.send(&format!("POST {path} HTTP/1.1\r\n{head}")).await;
+        let answer = client.until("\r\n\r\n").await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(closes),
+            "{path}: {answer}"
+        );
+    }
+    let mut client = live.connect().await;
+    for body in [json!({}), json!({"model": MODEL, "messages": user(json!("hi")), "max_tokens": 1})] {
+        client.read.clear();
+        client.post("/v1/chat/completions", &body).await;
+        let answer = client.until("}").await;
+        assert!(!answer.contains(closes), "{answer}");
+    }
+}
