@@ -139,6 +139,20 @@ impl Step {
     }
 }
 
+/// Refuses a copy of values that fills no whole rows of `width`, or from a buffer to itself.
+pub(crate) fn check_copy(
+    from: crate::Buffer,
+    to: crate::Buffer,
+    values: usize,
+    width: usize,
+) -> Result<(), crate::DeviceError> {
+    if from != to && width > 0 && values.is_multiple_of(width) {
+        return Ok(());
+    }
+    let message = format!("{values} values to rows of {width}, between two buffers");
+    Err(crate::DeviceError::Failed { stage: "copy_values", message })
+}
+
 /// Refuses counts of keys that the windows' pages cannot hold.
 pub(crate) fn check_keys(stage: &'static str, step: &Step, keys: &[usize]) -> Result<(), crate::DeviceError> {
     let fits = |(window, keys): (&Window, &usize)| (1..=window.pages.len() * PAGE_TOKENS).contains(keys);

@@ -1,6 +1,6 @@
 //! Activations: one plane of f32 rows per [`Buffer`].
 
-use crate::{Buffer, DeviceError};
+use crate::{Buffer, DeviceError, step::check_copy};
 
 /// Rows of one width.
 #[derive(Default)]
@@ -83,10 +83,7 @@ impl Planes {
         at: usize,
     ) -> Result<(), DeviceError> {
         let (values, width) = (rows * self.get(from).width, self.get(to).width);
-        if from == to || !values.is_multiple_of(width) {
-            let message = format!("{values} values to rows of {width}, between two buffers");
-            return Err(DeviceError::Failed { stage: "copy_values", message });
-        }
+        check_copy(from, to, values, width)?;
         self.with(to, |to, planes| {
             let source = planes.get(from);
             let source = &source.values[first * source.width..][..values];

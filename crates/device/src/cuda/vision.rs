@@ -7,7 +7,7 @@ use super::kv::KvPages;
 use super::launch::{Args, Kernel, Launch};
 use super::lower::Lowering;
 use super::rope;
-use crate::step::check_keys;
+use crate::step::{check_copy, check_keys};
 use crate::{
     Activation, AttentionShape, Between, Buffer, CHANNELS, DeviceError, KvPool, Pixels, Rotary, VectorRef,
 };
@@ -46,10 +46,7 @@ impl Cuda {
     ) -> Result {
         let stage = "copy_values";
         let (values, width) = (rows * self.width(from), self.width(to));
-        if from == to || width == 0 || !values.is_multiple_of(width) {
-            let message = format!("{values} values to rows of {width}, between two buffers");
-            return failed(stage, message);
-        }
+        check_copy(from, to, values, width)?;
         self.place(stage, from, first, values)?;
         self.place(stage, to, at, values)?;
         self.record(Command::CopyValues { from, first, values, to, at })
