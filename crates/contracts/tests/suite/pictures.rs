@@ -1,5 +1,5 @@
 //! The demo model's questions about pictures, from the files to the logits, against an independent float64
-//! implementation over the same 4-bit weights (`tools/oracle/picture_questions.py`).
+//! implementation over the same quantized weights (`tools/oracle/picture_questions.py`).
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,6 +20,12 @@ use crate::support::*;
 const EXACT: f64 = 1e-5;
 /// Margins that stay margins under every rounding of the CPU device.
 const CLEAR: f64 = 0.3;
+/// Whether two pictures are alike: the original bf16 weights too have a margin of 0.014 to 0.065 here, and
+/// these weights are near enough to them to hesitate as well (`margins.jsonl`: +0.0500, +0.0563, +0.0304 and
+/// -0.0048). The CPU device may still be held to their signs, for here it is asked to be within `NEAR`.
+const CLOSE: [&str; 4] = ["dev-301", "dev-302", "dev-303", "dev-304"];
+/// Farthest that the CPU device may be from the margins of `CLOSE`: below the smallest of them.
+const NEAR: f64 = 0.002;
 
 /// What the oracle says to a question: the smallest margin along the reference's reply.
 struct Golden {
@@ -123,8 +129,8 @@ fn margin(qwen: &mut Qwen, asker: &Asker, golden: &Golden, preprocessor: &Prepro
     smallest
 }
 
-/// Two replies are wrong in float64 too: with the original bf16 weights their margins are 0.065 and 0.014,
-/// and rounding the weights to 4 bits turns them (`docs/accuracy.md`).
+/// One reply is wrong in float64 too: with the original bf16 weights its margin is 0.014, and quantizing them
+/// turns it (`docs/accuracy.md`).
 #[test]
 fn questions_about_pictures_have_the_margins_of_the_oracle() {
     let asker = Asker::open(&folder("demo")).expect("the demo model has its text files");
@@ -135,7 +141,7 @@ fn questions_about_pictures_have_the_margins_of_the_oracle() {
     assert_eq!(goldens.len(), 61);
     let wrong: Vec<&str> =
         goldens.iter().filter(|one| one.margin < 0.0).map(|one| one.item.id.as_str()).collect();
-    assert_eq!(wrong, ["dev-301", "dev-304"]);
+    assert_eq!(wrong, ["dev-304"]);
     let mut exact = open("reference", KvForm::Int16);
     let mut cpu = FORMS.map(|kv| open("cpu", kv));
     let mut farthest = [0.0f64; 3];
@@ -148,15 +154,18 @@ fn questions_about_pictures_have_the_margins_of_the_oracle() {
         assert!(off(0, found).abs() <= EXACT, "{}: {found}, {} expected", golden.item.id, golden.margin);
         let rounded: Vec<f64> =
             cpu.iter_mut().map(|cpu| margin(cpu, &asker, golden, &preprocessor)).collect();
+        let close = CLOSE.contains(&golden.item.id.as_str());
         for (at, &found) in rounded.iter().enumerate() {
-            off(1 + at, found);
+            let off = off(1 + at, found).abs();
             assert_eq!(found > 0.0, golden.margin > 0.0, "{}: {found}", golden.item.id);
+            assert!(!close || off <= NEAR, "{}: {found}, {} expected", golden.item.id, golden.margin);
         }
         if golden.margin < 1.0 {
             let id = &golden.item.id;
             println!("| {id} | {:.4} | {found:.4} | {:.4} | {:.4} |", golden.margin, rounded[0], rounded[1]);
         }
-        assert!(golden.margin.abs() > CLEAR, "{}: too close to judge by", golden.item.id);
+        let asked = if close { NEAR } else { CLEAR };
+        assert!(golden.margin.abs() > asked, "{}: too close to judge by", golden.item.id);
     }
     println!(
         "farthest from the oracle: float64 {:.1e}, int16 {:.1e}, int8 {:.1e}",
