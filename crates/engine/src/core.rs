@@ -159,6 +159,10 @@ pub struct Status {
     pub cache_feature_bytes: u64,
     /// Kept positions.
     pub cache_entries: usize,
+    /// Files that the cache's disk tier could not write.
+    pub disk_failures: u64,
+    /// Why it could not write the last of them.
+    pub disk_failure: Option<std::io::ErrorKind>,
     /// Time of the last finished step by the engine's clock.
     pub last_step: Duration,
     /// Numbers since start.
@@ -312,6 +316,7 @@ impl Core {
         let running = self.slots.iter().flatten();
         let awaits = |slot: &usize| self.slots[*slot].as_ref().is_some_and(Running::awaits_picture);
         let prefilling = running.clone().filter(|running| running.prefills()).count();
+        let (disk_failures, disk_failure) = self.store.disk_failures();
         Status {
             prefilling,
             encoding: (0..self.slots.len()).filter(awaits).collect(),
@@ -324,6 +329,8 @@ impl Core {
             cache_bytes_max: self.settings.cache.bytes_max,
             cache_feature_bytes: self.encoder.bytes(),
             cache_entries: self.store.cache_entries(),
+            disk_failures,
+            disk_failure,
             last_step: self.last_step,
             counters: self.counters.clone(),
         }

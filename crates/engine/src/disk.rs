@@ -10,6 +10,7 @@
 //! is dropped.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use model::{Model, PAGE_TOKENS, SnapshotId};
 
-use crate::disk_files::{Chain, Entry, Files, Gone, Payload, Wanted};
+use crate::disk_files::{Entry, Files, News, Payload, Wanted};
+use crate::disk_format::Chain;
 
 /// Most reads and writes that wait for the disk.
 const WORK_MAX: usize = 64;
@@ -48,12 +50,15 @@ pub(crate) struct DiskTier {
     digest: [u8; 32],
     /// Kept positions: how many entries have this many tokens.
     positions: BTreeMap<usize, usize>,
-    /// State files by name, those on their way among them: position.
-    states: BTreeMap<String, usize>,
+    /// State files, those on their way among them: position.
+    states: BTreeMap<Chain, usize>,
     /// Page files, those on their way among them.
-    pages: HashSet<String>,
+    pages: HashSet<Chain>,
+    /// Files that could not be written, and why the last could not.
+    failures: u64,
+    failure: Option<ErrorKind>,
     work: SyncSender<Work>,
-    gone: Receiver<Gone>,
+    news: Receiver<News>,
     /// Bytes that wait to be written.
     waiting: Arc<AtomicU64>,
 }
@@ -62,9 +67,9 @@ impl DiskTier {
     /// Opens a folder, lists what it holds and starts the thread, which ends with the tier.
     pub(crate) fn open(settings: DiskSettings) -> std::io::Result<Self> {
         let digest = settings.digest;
-        let (mut files, listing) = Files::open(settings)?;
+        let (mut files, found) = Files::open(settings)?;
         let (work, received) = sync_channel(WORK_MAX);
-        let (report, gone) = channel();
+        let (report, news) = channel();
         let waiting = Arc::new(AtomicU64::new(0));
         let written = waiting.clone();
         std::thread::Builder::new().name("disk tier".into()).spawn(move || {
@@ -73,12 +78,12 @@ impl DiskTier {
                     Work::Write(entry) => {
                         let bytes = entry.bytes();
                         // Nobody is left to tell where the engine has ended.
-                        files.write(entry).into_iter().for_each(|gone| drop(report.send(gone)));
+                        files.write(entry).into_iter().for_each(|new| drop(report.send(new)));
                         written.fetch_sub(bytes, Ordering::AcqRel);
                     }
                     Work::Read(wanted, answer) => {
-                        let read = files.read(&wanted).map_err(|gone| {
-                            gone.into_iter().for_each(|gone| drop(report.send(gone)));
+                        let read = files.read(&wanted).map_err(|news| {
+                            news.into_iter().for_each(|new| drop(report.send(new)));
                         });
                         drop(answer.send(read.ok()));
                     }
@@ -86,25 +91,30 @@ impl DiskTier {
                 }
             }
         })?;
-        let pages = listing.pages.into_iter().collect();
-        let (positions, states) = (BTreeMap::new(), BTreeMap::new());
-        let mut tier = Self { digest, positions, states, pages, work, gone, waiting };
-        listing.states.into_iter().for_each(|(name, position)| tier.enter(name, position));
+        let (positions, states, pages) = (BTreeMap::new(), BTreeMap::new(), HashSet::new());
+        let (failures, failure) = (0, None);
+        let mut tier = Self { digest, positions, states, pages, failures, failure, work, news, waiting };
+        found.into_iter().for_each(|new| tier.hear(new));
         Ok(tier)
     }
 
-    fn state_name(&self, namespace: &str, keys: &[u64]) -> String {
-        Chain::new(&self.digest, namespace).extend(keys).name("state")
+    /// Files that could not be written, and why the last could not.
+    pub(crate) fn failures(&self) -> (u64, Option<ErrorKind>) {
+        (self.failures, self.failure)
     }
 
-    fn enter(&mut self, name: String, position: usize) {
-        if self.states.insert(name, position).is_none() {
+    fn chain(&self, namespace: &str, keys: &[u64]) -> Chain {
+        Chain::new(&self.digest, namespace).extend(keys)
+    }
+
+    fn enter(&mut self, chain: Chain, position: usize) {
+        if self.states.insert(chain, position).is_none() {
             *self.positions.entry(position).or_default() += 1;
         }
     }
 
-    fn forget(&mut self, name: &str) {
-        let Some(position) = self.states.remove(name) else { return };
+    fn forget(&mut self, chain: Chain) {
+        let Some(position) = self.states.remove(&chain) else { return };
         let left = self.positions.get_mut(&position).expect("counted when it was entered");
         *left -= 1;
         if *left == 0 {
@@ -112,13 +122,23 @@ impl DiskTier {
         }
     }
 
-    /// Takes note of files that went.
-    fn catch_up(&mut self) {
-        while let Ok(gone) = self.gone.try_recv() {
-            match gone {
-                Gone::State(name) => self.forget(&name),
-                Gone::Page(name) => drop(self.pages.remove(&name)),
+    fn hear(&mut self, new: News) {
+        match new {
+            News::StateGone(chain) => self.forget(chain),
+            News::PageGone(chain) => drop(self.pages.remove(&chain)),
+            News::StateFound(chain, position) => self.enter(chain, position),
+            News::PageFound(chain) => drop(self.pages.insert(chain)),
+            News::Failed(kind) => {
+                self.failures += 1;
+                self.failure = Some(kind);
             }
+        }
+    }
+
+    /// Takes note of what the thread did and found.
+    fn catch_up(&mut self) {
+        while let Ok(new) = self.news.try_recv() {
+            self.hear(new);
         }
     }
 
@@ -130,7 +150,7 @@ impl DiskTier {
         for &position in self.positions.keys().take_while(|&&position| position <= most) {
             chain = chain.extend(&keys[at..position]);
             at = position;
-            if self.states.contains_key(&chain.name("state")) {
+            if self.states.contains_key(&chain) {
                 best = Some(position);
             }
         }
@@ -148,8 +168,8 @@ impl DiskTier {
         wait: bool,
     ) {
         self.catch_up();
-        let name = self.state_name(namespace, keys);
-        if self.states.contains_key(&name) {
+        let chain = self.chain(namespace, keys);
+        if self.states.contains_key(&chain) {
             return;
         }
         if self.waiting.load(Ordering::Acquire) >= WRITE_BYTES_MAX {
@@ -158,16 +178,16 @@ impl DiskTier {
                 false => return,
             }
         }
-        let Some(entry) = self.entry(model, name, namespace, keys, pages, snapshot) else { return };
-        let (bytes, name, position) = (entry.bytes(), entry.name.clone(), keys.len());
-        let pages: Vec<String> = entry.pages.iter().map(|(page, _)| page.clone()).collect();
+        let Some(entry) = self.entry(model, namespace, keys, pages, snapshot) else { return };
+        let bytes = entry.bytes();
+        let pages: Vec<Chain> = entry.pages.iter().map(|(page, _)| *page).collect();
         self.waiting.fetch_add(bytes, Ordering::AcqRel);
         let sent = match wait {
             true => self.work.send(Work::Write(entry)).is_ok(),
             false => self.work.try_send(Work::Write(entry)).is_ok(),
         };
         if sent {
-            self.enter(name, position);
+            self.enter(chain, keys.len());
             self.pages.extend(pages);
         } else {
             self.waiting.fetch_sub(bytes, Ordering::AcqRel);
@@ -178,7 +198,6 @@ impl DiskTier {
     fn entry(
         &self,
         model: &mut dyn Model,
-        name: String,
         namespace: &str,
         keys: &[u64],
         pages: &[u32],
@@ -188,9 +207,8 @@ impl DiskTier {
         let mut new = Vec::new();
         for (page, keys) in pages.iter().zip(keys.chunks_exact(PAGE_TOKENS)) {
             chain = chain.extend(keys);
-            let name = chain.name("page");
-            if !self.pages.contains(&name) {
-                new.push((name, model.export_page(*page).ok()?));
+            if !self.pages.contains(&chain) {
+                new.push((chain, model.export_page(*page).ok()?));
             }
         }
         let open = match pages.get(keys.len() / PAGE_TOKENS) {
@@ -198,7 +216,8 @@ impl DiskTier {
             None => Vec::new(),
         };
         let state = model.export_snapshot(snapshot).ok()?;
-        Some(Entry { name, namespace: namespace.to_owned(), keys: keys.to_vec(), pages: new, open, state })
+        let chain = self.chain(namespace, keys);
+        Some(Entry { chain, namespace: namespace.to_owned(), keys: keys.to_vec(), pages: new, open, state })
     }
 
     /// Asks for an entry, without its first `shared` pages. `None` where too much waits already. The answer
@@ -210,8 +229,8 @@ impl DiskTier {
         shared: usize,
     ) -> Option<Receiver<Option<Payload>>> {
         self.catch_up();
-        let name = self.state_name(namespace, keys);
-        let wanted = Wanted { name, namespace: namespace.to_owned(), keys: keys.to_vec(), shared };
+        let chain = self.chain(namespace, keys);
+        let wanted = Wanted { chain, namespace: namespace.to_owned(), keys: keys.to_vec(), shared };
         let (answer, answered) = channel();
         self.work.try_send(Work::Read(wanted, answer)).ok()?;
         Some(answered)
@@ -219,7 +238,7 @@ impl DiskTier {
 
     /// An entry could not be read.
     pub(crate) fn lost(&mut self, namespace: &str, keys: &[u64]) {
-        self.forget(&self.state_name(namespace, keys));
+        self.forget(self.chain(namespace, keys));
     }
 
     /// Waits until everything handed over is on disk.

@@ -1,68 +1,26 @@
 //! The files of the disk tier. All of this runs on the tier's thread.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, DirBuilder, File};
-use std::io::{Read, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder, DirEntry, File, Metadata};
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
-
-use model::PAGE_TOKENS;
+use std::path::{Path, PathBuf};
 
 use crate::disk::DiskSettings;
+use crate::disk_format::{Chain, Head, Kind, State, file_bytes, is_foreign, named, read_file};
 
-const MAGIC: &[u8; 8] = b"CLARYKV1";
-const HEADER: usize = 8 + 32;
-const CHECKSUM: usize = 16;
-/// Hexadecimal digits of a chain in a file's name.
-const NAME_LENGTH: usize = 32;
-/// Kind of a file that is not whole yet.
-const PARTIAL: &str = "partial";
-
-/// A 128-bit chain over keys: two independent 64-bit chains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Chain(u64, u64);
-
-impl Chain {
-    const START: Self = Self(0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344);
-
-    /// The chain before the first key of a namespace, under a tier's digest.
-    pub(crate) fn new(digest: &[u8; 32], namespace: &str) -> Self {
-        digest.iter().copied().chain(namespace.bytes()).map(u64::from).fold(Self::START, Self::push)
-    }
-
-    fn push(self, key: u64) -> Self {
-        Self(
-            scramble(self.0 ^ key),
-            scramble(self.1.rotate_left(7) ^ key.wrapping_mul(0xa409_3822_299f_31d1)),
-        )
-    }
-
-    /// The chain behind these keys.
-    pub(crate) fn extend(self, keys: &[u64]) -> Self {
-        keys.iter().fold(self, |chain, &key| chain.push(key))
-    }
-
-    pub(crate) fn name(self, kind: &str) -> String {
-        format!("{:016x}{:016x}.{kind}", self.0, self.1)
-    }
-}
-
-fn scramble(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
+/// The folder is looked over after this part of its limit was written: others may write into it as well.
+const LOOK_SHARE: u64 = 16;
 
 /// An entry to write.
 #[derive(Clone)]
 pub(crate) struct Entry {
-    /// Name of its state file.
-    pub(crate) name: String,
+    /// Names its state file.
+    pub(crate) chain: Chain,
     pub(crate) namespace: String,
     pub(crate) keys: Vec<u64>,
-    /// Full pages that the folder does not have, by file name.
-    pub(crate) pages: Vec<(String, Vec<u8>)>,
+    /// Full pages that the folder does not have.
+    pub(crate) pages: Vec<(Chain, Vec<u8>)>,
     /// The partly filled page; empty if there is none.
     pub(crate) open: Vec<u8>,
     /// The snapshot.
@@ -78,7 +36,7 @@ impl Entry {
 
 /// An entry to read.
 pub(crate) struct Wanted {
-    pub(crate) name: String,
+    pub(crate) chain: Chain,
     pub(crate) namespace: String,
     pub(crate) keys: Vec<u64>,
     /// Leading pages that nobody needs.
@@ -93,273 +51,345 @@ pub(crate) struct Payload {
     pub(crate) state: Vec<u8>,
 }
 
-/// A file that is not there any more, or never came.
-pub(crate) enum Gone {
-    State(String),
-    Page(String),
+/// What the engine's index of the folder must hear.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// A state file is not there any more, or never came.
+    StateGone(Chain),
+    /// The same of a page.
+    PageGone(Chain),
+    /// A state of another server was found: its position.
+    StateFound(Chain, usize),
+    /// A page of another server was found.
+    PageFound(Chain),
+    /// A file could not be written.
+    Failed(ErrorKind),
 }
 
-/// What a folder held when it was opened.
-pub(crate) struct Listing {
-    /// State files with their positions.
-    pub(crate) states: Vec<(String, usize)>,
-    pub(crate) pages: Vec<String>,
+/// A state file.
+#[derive(Debug)]
+struct Known {
+    /// When it was last of use, larger is later.
+    age: u64,
+    bytes: u64,
+    pages: Box<[Chain]>,
+}
+
+/// A page file.
+#[derive(Debug, Default)]
+struct Page {
+    /// Bytes of the file; 0: it is not there.
+    bytes: u64,
+    /// States that need it.
+    users: usize,
+}
+
+/// A file of the folder.
+#[derive(Debug)]
+struct Found {
+    path: PathBuf,
+    chain: Chain,
+    kind: Kind,
+    about: Metadata,
 }
 
 /// The folder.
+#[derive(Debug)]
 pub(crate) struct Files {
     settings: DiskSettings,
-    /// State files by name: position and age.
-    states: BTreeMap<String, (usize, u64)>,
+    states: BTreeMap<Chain, Known>,
+    pages: BTreeMap<Chain, Page>,
+    /// Of all files in the index.
     bytes: u64,
+    /// Bytes written since the folder was looked over.
+    unseen: u64,
     age: u64,
+    /// What is to be told.
+    news: Vec<News>,
 }
 
 impl Files {
     /// Opens a folder and lists what it holds. Files of its own that are of no use are removed; all others,
     /// those of another digest among them, are let alone and do not count.
-    pub(crate) fn open(settings: DiskSettings) -> std::io::Result<(Self, Listing)> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&settings.folder)?;
-        let mut files = Self { settings, states: BTreeMap::new(), bytes: 0, age: 0 };
-        let (mut states, mut pages) = (Vec::new(), Vec::new());
-        for file in fs::read_dir(&files.settings.folder)? {
-            let file = file?;
-            let (about, path) = (file.metadata()?, file.path());
-            let Some((name, kind)) = named(&path).filter(|_| about.is_file()) else { continue };
-            match kind {
-                PARTIAL => {
-                    fs::remove_file(&path)?;
-                    continue;
-                }
-                _ if is_foreign(&path, &files.settings.digest) => continue,
-                "state" => states.push((about.modified()?, name.to_owned())),
-                _ => pages.push(name.to_owned()),
+    pub(crate) fn open(settings: DiskSettings) -> std::io::Result<(Self, Vec<News>)> {
+        make_folder(&settings.folder)?;
+        let (states, pages) = (BTreeMap::new(), BTreeMap::new());
+        let mut files = Self { settings, states, pages, bytes: 0, unseen: 0, age: 0, news: Vec::new() };
+        // A folder that takes no files is found out now, not when the first prompt is lost. One that is full
+        // now may have room later.
+        match write_new(&files.path(Chain::new(&files.settings.digest, ""), Kind::Partial), &[0]) {
+            Err(error) if error.kind() == ErrorKind::StorageFull => {
+                files.news.push(News::Failed(error.kind()))
             }
-            files.bytes += about.len();
+            tried => tried?,
         }
-        states.sort();
-        let mut listing = Listing { states: Vec::new(), pages: Vec::new() };
-        let mut needed = HashSet::new();
-        for (_, name) in states {
-            let Some(state) = files.state(&name) else {
-                files.remove(&name);
-                continue;
-            };
-            needed.extend(state.pages(&files.settings.digest));
-            files.enter(name.clone(), state.keys.len());
-            listing.states.push((name, state.keys.len()));
-        }
-        for page in pages {
-            match needed.contains(&page) {
-                true => listing.pages.push(page),
-                false => drop(files.remove(&page)),
+        files.look()?;
+        let strays: Vec<Found> = files.found()?.filter(|found| files.is_stray(found)).collect();
+        for Found { path, chain, kind, .. } in strays {
+            remove(&path);
+            if kind == Kind::Page && files.drop_page(chain) {
+                files.pages.remove(&chain);
+                files.news.retain(|new| *new != News::PageFound(chain));
             }
         }
-        Ok((files, listing))
+        let news = std::mem::take(&mut files.news);
+        Ok((files, news))
     }
 
-    fn enter(&mut self, name: String, position: usize) {
+    /// Whether a file is of no use: cut off, or a page that no state needs.
+    fn is_stray(&self, found: &Found) -> bool {
+        match found.kind {
+            Kind::Partial => true,
+            Kind::State => !self.states.contains_key(&found.chain),
+            Kind::Page => self.pages.get(&found.chain).is_none_or(|page| page.users == 0),
+        }
+    }
+
+    /// The files that a tier of this digest could have written.
+    fn found(&self) -> std::io::Result<impl Iterator<Item = Found> + use<>> {
+        let digest = self.settings.digest;
+        let one = move |file: std::io::Result<DirEntry>| {
+            // One that went meanwhile is not there.
+            let file = file.ok()?;
+            let (about, path) = (file.metadata().ok()?, file.path());
+            let (chain, kind) = named(&path).filter(|_| about.is_file())?;
+            let is_own = kind == Kind::Partial || !is_foreign(&path, &digest);
+            is_own.then_some(Found { path, chain, kind, about })
+        };
+        Ok(fs::read_dir(&self.settings.folder)?.filter_map(one))
+    }
+
+    /// Looks the folder over: takes in what others wrote, and lets go of what they removed.
+    fn look(&mut self) -> std::io::Result<()> {
+        let (mut states, mut pages) = (Vec::new(), BTreeMap::new());
+        for Found { path, chain, kind, about } in self.found()? {
+            match kind {
+                Kind::State => states.push((about.modified()?, chain, path, about.len())),
+                Kind::Page => drop(pages.insert(chain, about.len())),
+                Kind::Partial => {}
+            }
+        }
+        states.sort();
+        let there: BTreeSet<Chain> = states.iter().map(|(_, chain, ..)| *chain).collect();
+        for (_, chain, path, bytes) in states {
+            let digest = &self.settings.digest;
+            if self.states.contains_key(&chain) {
+                continue;
+            }
+            if let Some(head) = Head::read(&path, digest, bytes).filter(|head| head.chain(digest) == chain) {
+                let needed = head.pages(digest).collect();
+                self.enter(chain, bytes, needed);
+                self.news.push(News::StateFound(chain, head.keys.len()));
+            }
+        }
+        self.look_at_pages(pages);
+        // Last, so that no page goes that a new state needs.
+        let gone: Vec<Chain> = self.states.keys().filter(|chain| !there.contains(chain)).copied().collect();
+        gone.into_iter().for_each(|chain| self.forget(chain));
+        self.unseen = 0;
+        Ok(())
+    }
+
+    /// Compares the index with the pages that are there, and their bytes.
+    fn look_at_pages(&mut self, mut found: BTreeMap<Chain, u64>) {
+        for (&chain, page) in &mut self.pages {
+            let bytes = found.remove(&chain).unwrap_or(0);
+            match (page.bytes, bytes) {
+                (0, 1..) => self.news.push(News::PageFound(chain)),
+                (1.., 0) => self.news.push(News::PageGone(chain)),
+                _ => {}
+            }
+            self.bytes = self.bytes - page.bytes + bytes;
+            page.bytes = bytes;
+        }
+        for (chain, bytes) in found {
+            self.pages.insert(chain, Page { bytes, users: 0 });
+            self.bytes += bytes;
+            self.news.push(News::PageFound(chain));
+        }
+        self.pages.retain(|_, page| page.bytes > 0 || page.users > 0);
+    }
+
+    fn enter(&mut self, chain: Chain, bytes: u64, pages: Box<[Chain]>) {
         self.age += 1;
-        self.states.insert(name, (position, self.age));
+        pages.iter().for_each(|page| self.pages.entry(*page).or_default().users += 1);
+        self.bytes += bytes;
+        if let Some(before) = self.states.insert(chain, Known { age: self.age, bytes, pages }) {
+            self.bytes -= before.bytes;
+            self.release(&before.pages);
+        }
     }
 
     /// Writes an entry, then removes what no longer fits. Failures cost later speed only, so they are not
     /// errors.
-    pub(crate) fn write(&mut self, entry: Entry) -> Vec<Gone> {
-        let Entry { name, namespace, keys, pages, open, state } = entry;
-        let mut pages = pages.into_iter();
-        for (page, bytes) in pages.by_ref() {
-            let path = self.settings.folder.join(&page);
-            if !path.exists() && self.write_file(&path, &bytes).is_err() {
-                let rest = std::iter::once(page).chain(pages.map(|(page, _)| page)).map(Gone::Page);
-                return std::iter::once(Gone::State(name)).chain(rest).collect();
+    pub(crate) fn write(&mut self, entry: Entry) -> Vec<News> {
+        let Entry { chain, namespace, keys, pages, open, state } = entry;
+        let written =
+            pages.iter().try_for_each(|(page, bytes)| self.write_page(*page, bytes)).and_then(|()| {
+                let head = Head { namespace, keys };
+                let needed = head.pages(&self.settings.digest).collect();
+                let payload = State { head, state, open }.bytes();
+                let bytes = self.write_file(chain, Kind::State, &payload)?;
+                self.enter(chain, bytes, needed);
+                Ok(())
+            });
+        if let Err(error) = written {
+            for (page, _) in pages {
+                self.pages.entry(page).or_default().users += 1;
+                self.release(&[page]);
             }
+            self.news.extend([News::Failed(error.kind()), News::StateGone(chain)]);
         }
-        let position = keys.len();
-        let bytes = State { namespace, keys, state, open }.bytes();
-        let path = self.settings.folder.join(&name);
-        if self.write_file(&path, &bytes).is_err() {
-            return vec![Gone::State(name)];
+        self.keep_limit();
+        std::mem::take(&mut self.news)
+    }
+
+    fn write_page(&mut self, chain: Chain, payload: &[u8]) -> std::io::Result<()> {
+        if self.pages.get(&chain).is_some_and(|page| page.bytes > 0) {
+            return Ok(());
         }
-        self.enter(name, position);
-        self.keep_limit()
+        // Another server may have written it.
+        let bytes = match fs::metadata(self.path(chain, Kind::Page)) {
+            Ok(about) => about.len(),
+            Err(_) => self.write_file(chain, Kind::Page, payload)?,
+        };
+        self.pages.entry(chain).or_default().bytes = bytes;
+        self.bytes += bytes;
+        Ok(())
     }
 
     /// Reads an entry. Where a part of it is not what it should be the entry and that part are removed, so
     /// that they can be written again: those files.
-    pub(crate) fn read(&mut self, wanted: &Wanted) -> Result<Payload, Vec<Gone>> {
+    pub(crate) fn read(&mut self, wanted: &Wanted) -> Result<Payload, Vec<News>> {
         match self.read_parts(wanted) {
             Ok(payload) => {
-                self.enter(wanted.name.clone(), wanted.keys.len());
+                self.age += 1;
+                if let Some(known) = self.states.get_mut(&wanted.chain) {
+                    known.age = self.age;
+                }
                 Ok(payload)
             }
             Err(page) => {
-                self.forget(&wanted.name);
-                let page = page.filter(|page| self.remove(page)).map(Gone::Page);
-                Err(std::iter::once(Gone::State(wanted.name.clone())).chain(page).collect())
+                self.news.push(News::StateGone(wanted.chain));
+                let page = page.filter(|page| self.drop_page(*page));
+                self.news.extend(page.map(News::PageGone));
+                remove(&self.path(wanted.chain, Kind::State));
+                self.forget(wanted.chain);
+                Err(std::mem::take(&mut self.news))
             }
         }
     }
 
     /// The parts of an entry; an error names the page that is wrong, or none where the state is.
-    fn read_parts(&self, wanted: &Wanted) -> Result<Payload, Option<String>> {
-        let state = self.state(&wanted.name).ok_or(None)?;
-        if state.namespace != wanted.namespace || state.keys != wanted.keys {
+    fn read_parts(&self, wanted: &Wanted) -> Result<Payload, Option<Chain>> {
+        let digest = &self.settings.digest;
+        let bytes = read_file(&self.path(wanted.chain, Kind::State), digest).ok_or(None)?;
+        let State { head, state, open } = State::parse(&bytes).ok_or(None)?;
+        if head.namespace != wanted.namespace || head.keys != wanted.keys {
             return Err(None);
         }
         let mut pages = Vec::new();
-        for page in state.pages(&self.settings.digest).skip(wanted.shared) {
-            let bytes = read_file(&self.settings.folder.join(&page), &self.settings.digest);
-            pages.push(bytes.ok_or(Some(page))?);
+        for page in head.pages(digest).skip(wanted.shared) {
+            pages.push(read_file(&self.path(page, Kind::Page), digest).ok_or(Some(page))?);
         }
-        Ok(Payload { pages, open: state.open, state: state.state })
+        Ok(Payload { pages, open, state })
     }
 
-    /// What a state file holds, if it is whole and ours.
-    fn state(&self, name: &str) -> Option<State> {
-        State::parse(&read_file(&self.settings.folder.join(name), &self.settings.digest)?)
+    fn path(&self, chain: Chain, kind: Kind) -> PathBuf {
+        self.settings.folder.join(chain.name(kind))
     }
 
-    fn forget(&mut self, name: &str) {
-        // A file that cannot be removed is out of the index all the same.
-        self.remove(name);
-        self.states.remove(name);
+    /// Takes a state out of the index, and removes the pages that no other needs.
+    fn forget(&mut self, chain: Chain) {
+        let Some(known) = self.states.remove(&chain) else { return };
+        self.bytes -= known.bytes;
+        self.news.push(News::StateGone(chain));
+        self.release(&known.pages);
     }
 
-    /// Removes a file; false if it is still there.
-    fn remove(&mut self, name: &str) -> bool {
-        let path = self.settings.folder.join(name);
-        let bytes = fs::metadata(&path).map_or(0, |about| about.len());
-        let is_gone = fs::remove_file(&path).is_ok();
-        if is_gone {
-            self.bytes = self.bytes.saturating_sub(bytes);
+    fn release(&mut self, pages: &[Chain]) {
+        for &chain in pages {
+            let Some(page) = self.pages.get_mut(&chain) else { continue };
+            page.users -= 1;
+            if page.users > 0 {
+                continue;
+            }
+            if self.drop_page(chain) {
+                self.news.push(News::PageGone(chain));
+                self.pages.remove(&chain);
+            }
+        }
+    }
+
+    /// Removes a page's file; false if it is still there.
+    fn drop_page(&mut self, chain: Chain) -> bool {
+        let is_gone = remove(&self.path(chain, Kind::Page));
+        if let Some(page) = self.pages.get_mut(&chain).filter(|_| is_gone) {
+            self.bytes -= page.bytes;
+            page.bytes = 0;
         }
         is_gone
     }
 
-    /// Removes the oldest entries, then the pages that no entry left needs, until the folder fits.
-    fn keep_limit(&mut self) -> Vec<Gone> {
-        let mut gone = Vec::new();
-        while self.bytes > self.settings.bytes_max {
-            let oldest = self.states.iter().min_by_key(|(_, (_, age))| *age).map(|(name, _)| name.clone());
-            let Some(oldest) = oldest else { return gone };
-            let pages = self.pages_of(&oldest);
-            self.forget(&oldest);
-            gone.push(Gone::State(oldest));
-            let kept: Vec<String> = self.states.keys().flat_map(|name| self.pages_of(name)).collect();
-            for page in pages.into_iter().filter(|page| !kept.contains(page)) {
-                if self.remove(&page) {
-                    gone.push(Gone::Page(page));
-                }
+    /// Removes the oldest entry, and the pages that no entry left needs. False: there is none.
+    fn evict(&mut self) -> bool {
+        let oldest = self.states.iter().min_by_key(|(_, known)| known.age).map(|(chain, _)| *chain);
+        let Some(oldest) = oldest else { return false };
+        remove(&self.path(oldest, Kind::State));
+        self.forget(oldest);
+        true
+    }
+
+    fn keep_limit(&mut self) {
+        if self.unseen > self.settings.bytes_max / LOOK_SHARE
+            && let Err(error) = self.look()
+        {
+            self.news.push(News::Failed(error.kind()));
+        }
+        while self.bytes > self.settings.bytes_max && self.evict() {}
+    }
+
+    /// Writes a file under another name and renames it when it is whole: its bytes. Nothing is left of one
+    /// that could not be written. Where the disk is full older entries make room.
+    fn write_file(&mut self, chain: Chain, kind: Kind, payload: &[u8]) -> std::io::Result<u64> {
+        let bytes = file_bytes(&self.settings.digest, payload);
+        let (partial, path) = (self.path(chain, Kind::Partial), self.path(chain, kind));
+        let write = || write_new(&partial, &bytes).and_then(|()| fs::rename(&partial, &path));
+        let mut written = write();
+        if matches!(&written, Err(error) if error.kind() == ErrorKind::NotFound) {
+            // The folder went, or another server that started took the partial file for a stray.
+            written = make_folder(&self.settings.folder).and_then(|()| write());
+        }
+        while matches!(&written, Err(error) if error.kind() == ErrorKind::StorageFull) {
+            remove(&partial);
+            if !self.evict() {
+                break;
             }
+            written = write();
         }
-        gone
-    }
-
-    fn pages_of(&self, state: &str) -> Vec<String> {
-        self.state(state).map_or_else(Vec::new, |state| state.pages(&self.settings.digest).collect())
-    }
-
-    fn write_file(&mut self, path: &Path, payload: &[u8]) -> std::io::Result<()> {
-        let mut bytes = Vec::with_capacity(HEADER + payload.len() + CHECKSUM);
-        bytes.extend(MAGIC);
-        bytes.extend(self.settings.digest);
-        bytes.extend(payload);
-        let sum = checksum(&bytes);
-        bytes.extend(sum);
-        let partial = path.with_extension(PARTIAL);
-        // Keys are tokens of prompts: for the owner alone.
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        file.write_all(&bytes)?;
-        fs::rename(&partial, path)?;
-        self.bytes += bytes.len() as u64;
-        Ok(())
-    }
-}
-
-/// Name and kind of a file whose name this tier could have given it.
-fn named(path: &Path) -> Option<(&str, &str)> {
-    let (name, kind) = (path.file_name()?.to_str()?, path.extension()?.to_str()?);
-    let stem = name.strip_suffix(kind)?.strip_suffix('.')?;
-    let is_chain = stem.len() == NAME_LENGTH && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_chain && ["state", "page", PARTIAL].contains(&kind)).then_some((name, kind))
-}
-
-/// Whether a file is one of a tier of another digest. One that is too short to tell is not.
-fn is_foreign(path: &Path, digest: &[u8; 32]) -> bool {
-    let mut header = [0; HEADER];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
-    read.is_ok() && header[8..] != digest[..]
-}
-
-/// The payload of a whole file of this digest.
-fn read_file(path: &Path, digest: &[u8; 32]) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(path).ok()?;
-    let body = bytes.len().checked_sub(CHECKSUM).filter(|&body| body >= HEADER)?;
-    let whole = bytes[body..] == checksum(&bytes[..body]) && bytes.starts_with(MAGIC);
-    if !whole || bytes[8..HEADER] != digest[..] {
-        return None;
-    }
-    bytes.truncate(body);
-    bytes.drain(..HEADER);
-    Some(bytes)
-}
-
-fn checksum(bytes: &[u8]) -> [u8; CHECKSUM] {
-    let words = bytes.chunks(8).map(|chunk| {
-        let mut word = [0u8; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    });
-    let chain = words.fold(Chain::START.push(bytes.len() as u64), Chain::push);
-    let mut sum = [0u8; CHECKSUM];
-    sum[..8].copy_from_slice(&chain.0.to_le_bytes());
-    sum[8..].copy_from_slice(&chain.1.to_le_bytes());
-    sum
-}
-
-/// Payload of a state file: namespace, keys, snapshot, open page, each behind its length.
-struct State {
-    namespace: String,
-    keys: Vec<u64>,
-    state: Vec<u8>,
-    open: Vec<u8>,
-}
-
-impl State {
-    /// Names of its full pages.
-    fn pages(&self, digest: &[u8; 32]) -> impl Iterator<Item = String> + '_ {
-        let mut chain = Chain::new(digest, &self.namespace);
-        self.keys.chunks_exact(PAGE_TOKENS).map(move |keys| {
-            chain = chain.extend(keys);
-            chain.name("page")
-        })
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let keys: Vec<u8> = self.keys.iter().flat_map(|key| key.to_le_bytes()).collect();
-        let mut bytes = Vec::new();
-        for part in [self.namespace.as_bytes(), &keys, &self.state, &self.open] {
-            bytes.extend((part.len() as u64).to_le_bytes());
-            bytes.extend(part);
+        if let Err(error) = written {
+            remove(&partial);
+            return Err(error);
         }
-        bytes
+        self.unseen += bytes.len() as u64;
+        Ok(bytes.len() as u64)
     }
+}
 
-    fn parse(mut bytes: &[u8]) -> Option<Self> {
-        let mut part = || {
-            let (length, rest) = bytes.split_first_chunk::<8>()?;
-            let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-            let (part, rest) = rest.split_at_checked(length)?;
-            bytes = rest;
-            Some(part.to_vec())
-        };
-        let namespace = String::from_utf8(part()?).ok()?;
-        let keys = part()?;
-        let (state, open) = (part()?, part()?);
-        let keys = keys.chunks_exact(8).map(|key| key.try_into().map(u64::from_le_bytes).ok());
-        Some(Self { namespace, keys: keys.collect::<Option<_>>()?, state, open })
-    }
+/// Makes a folder for its owner alone, if it is not there.
+fn make_folder(folder: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// Writes a file; keys are tokens of prompts: for the owner alone.
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)
+}
+
+/// Removes a file; false if it is still there.
+fn remove(path: &Path) -> bool {
+    fs::remove_file(path).map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod core;
 mod costs;
 mod disk;
 mod disk_files;
+mod disk_format;
 mod drafting;
 mod encoding;
 mod event;

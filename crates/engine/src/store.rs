@@ -1,6 +1,7 @@
 //! Pages, snapshots and the prefix cache together: what is kept, what it costs, and what goes when room is
 //! needed.
 
+use std::io::ErrorKind;
 use std::sync::mpsc::Receiver;
 
 use model::{Model, ModelError, PAGE_TOKENS, SlotId, SnapshotId, Spec};
@@ -89,6 +90,11 @@ impl Store {
         let snapshots = (self.snapshots - self.free_snapshots.len()) as u64 * self.snapshot_bytes;
         let pages = self.pool.cached_pages() as u64 * self.page_bytes;
         snapshots + pages + self.cache.bytes() as u64
+    }
+
+    /// Files that the disk tier could not write, and why it could not write the last.
+    pub(crate) fn disk_failures(&self) -> (u64, Option<ErrorKind>) {
+        self.disk.as_ref().map(DiskTier::failures).unwrap_or_default()
     }
 
     /// Entries of the cache.
