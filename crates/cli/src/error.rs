@@ -8,7 +8,7 @@ use device::DeviceError;
 use engine::{Refusal, ReplyError, StartError};
 use model::ModelError;
 use model::qwen3_5::{ConfigError, OpenError};
-use server::ServeError;
+use server::{PictureProblem, ServeError};
 use text::{RequestError, TextError};
 
 /// What the process ends with (`docs/api.md` section 8).
@@ -278,6 +278,8 @@ impl From<StartError> for Failure {
             StartError::Disk { .. } => {
                 Self::of(Exit::Failure, &error).hint("--cache-disk names a folder that can be written")
             }
+            StartError::DiskTooSmall { .. } => Self::of(Exit::Usage, &error)
+                .hint("raise --cache-disk-max to some states at least, or leave --cache-disk out"),
             StartError::Thread(_) => Self::of(Exit::Failure, &error),
         }
     }
@@ -289,7 +291,15 @@ impl From<ServeError> for Failure {
             ServeError::Text(error) => error.into(),
             ServeError::Request(error) => error.into(),
             ServeError::Refused(error) => error.into(),
-            ServeError::Picture(error) => Self::of(Exit::Usage, &error),
+            ServeError::Picture(error) => {
+                let hint = match error.problem {
+                    PictureProblem::NoVision => {
+                        "`clary info MODEL` says whether it sees; --vision on says why it cannot"
+                    }
+                    _ => "PNG, JPEG, WebP and GIF up to 20 MiB and 50 million pixels are taken",
+                };
+                Self::of(Exit::Usage, &error).hint(hint)
+            }
         }
     }
 }

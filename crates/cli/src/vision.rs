@@ -29,6 +29,14 @@ pub(crate) struct VisionArgs {
     /// Whether pictures are taken; auto: if model and device can
     #[arg(long, value_enum, default_value_t = Switch::Auto, env = "CLARY_VISION")]
     pub(crate) vision: Switch,
+    /// How they are read.
+    #[command(flatten)]
+    pub(crate) pictures: PictureArgs,
+}
+
+/// How pictures are read.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PictureArgs {
     /// Most tokens of a picture, larger ones are scaled down [default: from the model, at most 4096]
     #[arg(long, value_name = "N", value_parser = crate::args::count, env = "CLARY_IMAGE_MAX_TOKENS")]
     pub(crate) image_max_tokens: Option<usize>,
@@ -78,7 +86,7 @@ pub(crate) fn settle(
         (Err(_), Switch::Auto) => return Ok(None),
         (Err(error), _) => return Err(error.into()),
     }
-    let mut settings = settings(Some(&weights.dir), args)?;
+    let mut settings = settings(Some(&weights.dir), &args.pictures)?;
     let own = &settings.preprocessor;
     let (found, expected) =
         ([own.patch, own.merge, own.frames], [geometry.patch, geometry.merge, geometry.frames]);
@@ -94,7 +102,7 @@ pub(crate) fn settle(
 }
 
 /// What the folder's preprocessor says, or the published values, and what was typed.
-pub(crate) fn settings(dir: Option<&Path>, args: &VisionArgs) -> Result<VisionSettings> {
+pub(crate) fn settings(dir: Option<&Path>, args: &PictureArgs) -> Result<VisionSettings> {
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
         let message = format!("{}: no such folder", dir.display());
         return Err(Failure::new(Exit::Model, message).hint("name the folder of a model"));

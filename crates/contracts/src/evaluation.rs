@@ -90,13 +90,22 @@ pub fn read_items(lines: &str) -> Result<Vec<Item>, EvalError> {
                 let call = &check["expected"];
                 Check::ToolCall { name: text(call, "name")?, arguments: call["arguments"].clone() }
             }
-            other => return Err(bad(format!("check.type {other:?} is unknown"))),
+            Some(other) => {
+                return Err(bad(format!(
+                    "check.type: exact, contains, json or tool_call expected, not {other:?}"
+                )));
+            }
+            None => return Err(bad("check.type: exact, contains, json or tool_call expected".to_owned())),
         };
+        let most = value["max_tokens"].as_u64().and_then(|most| usize::try_from(most).ok());
+        let max_tokens = most.filter(|&most| most > 0).ok_or_else(|| {
+            bad(format!("max_tokens: a number from 1 expected, not {}", value["max_tokens"]))
+        })?;
         Ok(Item {
             id: text(&value, "id")?,
             kind: text(&value, "kind")?,
             thinking: value["enable_thinking"] == true,
-            max_tokens: value["max_tokens"].as_u64().unwrap_or(0) as usize,
+            max_tokens,
             messages: value["messages"].clone(),
             tools: value["tools"].clone(),
             check,

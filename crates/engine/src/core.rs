@@ -77,6 +77,18 @@ pub enum StartError {
         /// The least that works.
         least: usize,
     },
+    /// The folder of the prefix cache may not hold a single state.
+    #[error(
+        "prefix cache folder {folder}: at most {bytes_max} bytes may be in it, and one state takes {needed}"
+    )]
+    DiskTooSmall {
+        /// The folder.
+        folder: String,
+        /// Most bytes that may be in it.
+        bytes_max: u64,
+        /// Bytes of a state.
+        needed: u64,
+    },
     /// The folder of the disk tier cannot be used.
     #[error("prefix cache folder {folder}: {source}")]
     Disk {
@@ -209,6 +221,10 @@ impl Core {
         least("vocabulary", settings.vocabulary.min(spec.vocabulary), 1)?;
         let disk = settings.disk.clone().map(|disk| {
             let folder = disk.folder.display().to_string();
+            let (bytes_max, needed) = (disk.bytes_max, spec.snapshot_bytes as u64);
+            if bytes_max < needed {
+                return Err(StartError::DiskTooSmall { folder, bytes_max, needed });
+            }
             DiskTier::open(disk).map_err(|source| StartError::Disk { folder, source })
         });
         let encoder = Encoder::new(model.image_spec(), settings.cache.bytes_max);

@@ -1,14 +1,16 @@
 //! From the bytes of a file to opaque 8-bit RGB, as a person sees it.
 
-use std::io::Cursor;
+use std::io::{Cursor, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use image::codecs::png::{PngDecoder, PngEncoder};
 use image::codecs::{gif::GifDecoder, jpeg::JpegDecoder, webp::WebPDecoder};
-use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, RgbImage, metadata::Orientation};
+use image::error::{ImageError, LimitErrorKind};
+use image::metadata::Orientation;
+use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, RgbImage};
 
 use crate::flatten::flatten;
-use crate::header::{format, plausible};
+use crate::header::{declared, format, guess, plausible};
 use crate::{Format, PictureError};
 
 /// Memory a decoder may take beside the pixels: tables, rows, and the profiles it is asked to ignore.
@@ -48,7 +50,7 @@ impl Rgb {
         let mut bytes = Vec::new();
         let encoder = PngEncoder::new(&mut bytes);
         let written = encoder.write_image(&self.pixels, self.width, self.height, ExtendedColorType::Rgb8);
-        written.or_else(|error| broken(Format::Png, error))?;
+        written.or_else(|error| broken(Format::Png, reason(&error)))?;
         Ok(bytes)
     }
 }
@@ -80,7 +82,11 @@ fn with_decoder<T: Task>(bytes: &[u8], limits: &Limits, task: T) -> Result<T::Ou
     if bytes.len() > limits.bytes_max {
         return Err(PictureError::Bytes { found: bytes.len(), max: limits.bytes_max });
     }
-    let format = format(bytes).ok_or(PictureError::Unknown)?;
+    let format = format(bytes).ok_or_else(|| PictureError::Unknown { found: guess(bytes) })?;
+    if let Some((width, height)) = declared(format, bytes) {
+        // Before a decoder takes room for a row.
+        check(format, limits, width, height)?;
+    }
     // The decoders are written not to panic; a mistake there is a broken picture here and not an outage.
     let done = catch_unwind(AssertUnwindSafe(|| match format {
         Format::Png => {
@@ -96,8 +102,20 @@ fn with_decoder<T: Task>(bytes: &[u8], limits: &Limits, task: T) -> Result<T::Ou
     done.unwrap_or_else(|_| broken(format, "its decoder gave up"))
 }
 
-fn broken<T>(format: Format, reason: impl ToString) -> Result<T, PictureError> {
-    Err(PictureError::Broken { format, reason: reason.to_string() })
+fn broken<T>(format: Format, reason: &str) -> Result<T, PictureError> {
+    Err(PictureError::Broken { format, reason: reason.to_owned() })
+}
+
+/// A decoder's complaint in words of this crate: its own are about its insides.
+fn reason(error: &ImageError) -> &'static str {
+    match error {
+        ImageError::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => "the file is cut off",
+        ImageError::Limits(limit) if matches!(limit.kind(), LimitErrorKind::InsufficientMemory) => {
+            "it takes more memory than its size allows"
+        }
+        ImageError::Unsupported(_) => "it is of a rare kind that is not read; save it in the usual way",
+        _ => "the file is damaged or cut off",
+    }
 }
 
 fn decoder_limits(limits: &Limits, bytes: u64) -> image::Limits {
@@ -116,7 +134,7 @@ fn checked<D: ImageDecoder, T: Task>(
     task: T,
     decoder: image::ImageResult<D>,
 ) -> Result<T::Out, PictureError> {
-    let decoder = decoder.or_else(|error| broken(format, error))?;
+    let decoder = decoder.or_else(|error| broken(format, reason(&error)))?;
     let (width, height) = decoder.dimensions();
     check(format, limits, width, height)?;
     plausible(format, bytes, width, height)?;
@@ -151,9 +169,18 @@ impl Task for Read {
         let (width, height) = decoder.dimensions();
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let room = decoder.total_bytes().saturating_mul(2).saturating_add(ASIDE_BYTES);
-        decoder.set_limits(decoder_limits(limits, room)).or_else(|error| broken(format, error))?;
-        let image = DynamicImage::from_decoder(decoder).or_else(|error| broken(format, error))?;
-        let pixels = flatten(image, self.background);
+        decoder.set_limits(decoder_limits(limits, room)).or_else(|error| broken(format, reason(&error)))?;
+        let color = decoder.color_type();
+        let length = usize::try_from(decoder.total_bytes()).unwrap_or(usize::MAX);
+        let mut stored = Vec::new();
+        if stored.try_reserve_exact(length).is_err() {
+            return broken(format, "there is no memory for it");
+        }
+        stored.resize(length, 0);
+        decoder.read_image(&mut stored).or_else(|error| broken(format, reason(&error)))?;
+        let Some(pixels) = flatten(stored, color, self.background) else {
+            return broken(format, "its colours are of a kind that is not read");
+        };
         let image = RgbImage::from_raw(width, height, pixels);
         let Some(image) = image else { return broken(format, "its pixels do not fit its size") };
         let mut image = DynamicImage::ImageRgb8(image);

@@ -58,8 +58,11 @@ pub enum PictureError {
         max: u64,
     },
     /// Not a picture, or one of another kind.
-    #[error("the bytes are not a picture that can be read: PNG, JPEG, WebP and GIF are, told by content")]
-    Unknown,
+    #[error("{found}: not a picture that can be read: PNG, JPEG, WebP and GIF are, told by content")]
+    Unknown {
+        /// What the bytes seem to be.
+        found: &'static str,
+    },
     /// A side of length 0.
     #[error("the {format} picture is {width} x {height}: there is nothing to see")]
     Empty {
@@ -75,7 +78,7 @@ pub enum PictureError {
     Broken {
         /// File format.
         format: Format,
-        /// What the decoder says.
+        /// What is wrong with it.
         reason: String,
     },
     /// Too long and thin for the model.

@@ -1,6 +1,6 @@
 //! Every colour type to opaque 8-bit RGB.
 
-use image::DynamicImage;
+use image::ColorType;
 
 /// 16 bits to 8, to the nearest.
 fn narrow(value: u16) -> u8 {
@@ -13,24 +13,43 @@ fn over(color: u8, alpha: u8, under: u8) -> u8 {
     ((color * alpha + under * (255 - alpha) + 127) / 255) as u8
 }
 
-/// `[height, width, 3]` bytes of the picture over `background`.
-pub(crate) fn flatten(image: DynamicImage, background: [u8; 3]) -> Vec<u8> {
+/// Both bytes of a level of 16 bits, in the machine's order, to 8 bits.
+fn level([a, b]: [u8; 2]) -> u8 {
+    narrow(u16::from_ne_bytes([a, b]))
+}
+
+/// `[height, width, 3]` bytes of a picture as its decoder gives it, over `background`. In place where a pixel
+/// has three bytes or more. `None`: none of the four formats has such colours.
+pub(crate) fn flatten(stored: Vec<u8>, color: ColorType, background: [u8; 3]) -> Option<Vec<u8>> {
     let blend = |rgb: [u8; 3], alpha: u8| [0, 1, 2].map(|c| over(rgb[c], alpha, background[c]));
-    let rgba = |[r, g, b, a]: [u8; 4]| blend([r, g, b], a);
-    match image {
-        DynamicImage::ImageRgb8(image) => image.into_raw(),
-        DynamicImage::ImageLuma8(image) => image.as_raw().iter().flat_map(|&l| [l; 3]).collect(),
-        DynamicImage::ImageLumaA8(image) => image.pixels().flat_map(|p| blend([p.0[0]; 3], p.0[1])).collect(),
-        DynamicImage::ImageRgba8(image) => image.pixels().flat_map(|p| rgba(p.0)).collect(),
-        DynamicImage::ImageLuma16(image) => image.as_raw().iter().flat_map(|&l| [narrow(l); 3]).collect(),
-        DynamicImage::ImageLumaA16(image) => {
-            image.pixels().map(|p| p.0.map(narrow)).flat_map(|[l, a]| blend([l; 3], a)).collect()
-        }
-        DynamicImage::ImageRgb16(image) => image.as_raw().iter().map(|&c| narrow(c)).collect(),
-        DynamicImage::ImageRgba16(image) => image.pixels().flat_map(|p| rgba(p.0.map(narrow))).collect(),
-        // None of the four formats gives another type.
-        other => other.into_rgb8().into_raw(),
+    Some(match color {
+        ColorType::Rgb8 => stored,
+        ColorType::L8 => mapped(stored, |[l]| [l; 3]),
+        ColorType::La8 => mapped(stored, |[l, a]| blend([l; 3], a)),
+        ColorType::Rgba8 => mapped(stored, |[r, g, b, a]| blend([r, g, b], a)),
+        ColorType::L16 => mapped(stored, |pair| [level(pair); 3]),
+        ColorType::La16 => mapped(stored, |[l, m, a, b]| blend([level([l, m]); 3], level([a, b]))),
+        ColorType::Rgb16 => mapped(stored, |[r, s, g, h, b, c]: [u8; 6]| [[r, s], [g, h], [b, c]].map(level)),
+        ColorType::Rgba16 => mapped(stored, |[r, s, g, h, b, c, a, d]: [u8; 8]| {
+            blend([[r, s], [g, h], [b, c]].map(level), level([a, d]))
+        }),
+        _ => return None,
+    })
+}
+
+/// Each pixel of `N` bytes to one of three.
+fn mapped<const N: usize>(mut stored: Vec<u8>, rgb: impl Fn([u8; N]) -> [u8; 3]) -> Vec<u8> {
+    let count = stored.len() / N;
+    if N < 3 {
+        return stored.as_chunks::<N>().0.iter().flat_map(|&pixel| rgb(pixel)).collect();
     }
+    for at in 0..count {
+        let pixel: [u8; N] = *stored[at * N..].first_chunk().expect("inside by the count");
+        stored[at * 3..][..3].copy_from_slice(&rgb(pixel));
+    }
+    stored.truncate(count * 3);
+    stored.shrink_to_fit();
+    stored
 }
 
 #[cfg(test)]

@@ -17,6 +17,42 @@ pub fn format(bytes: &[u8]) -> Option<Format> {
     webp.then_some(Format::WebP)
 }
 
+/// What bytes of no such format seem to be.
+pub(crate) fn guess(bytes: &[u8]) -> &'static str {
+    // Boxes of the ISO base media format begin with a length, and the first one names the brand.
+    let brand = bytes.get(4..8).filter(|kind| kind == b"ftyp").and_then(|_| bytes.get(8..12));
+    match (bytes, brand) {
+        ([], _) => "there are no bytes",
+        (_, Some(b"avif" | b"avis")) => "the bytes are AVIF",
+        (_, Some(b"heic" | b"heix" | b"hevc" | b"heim" | b"heis" | b"mif1" | b"msf1")) => {
+            "the bytes are HEIC"
+        }
+        (_, Some(_)) => "the bytes are a video",
+        ([b'B', b'M', ..], _) => "the bytes are BMP",
+        ([b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..], _) => "the bytes are TIFF",
+        ([0xff, 0x0a, ..] | [0, 0, 0, 12, b'J', b'X', b'L', b' ', ..], _) => "the bytes are JPEG XL",
+        ([b'%', b'P', b'D', b'F', ..], _) => "the bytes are PDF",
+        ([0, 0, 1, 0, ..], _) => "the bytes are ICO",
+        (text, _) if text.trim_ascii_start().starts_with(b"<") => "the bytes are SVG, XML or HTML",
+        _ => "unknown bytes",
+    }
+}
+
+/// Width and height, where the format has them in a fixed place; they need not be right.
+pub(crate) fn declared(format: Format, bytes: &[u8]) -> Option<(u32, u32)> {
+    match format {
+        Format::Png if bytes.get(12..16) == Some(b"IHDR") => {
+            let side = |at: usize| Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
+            Some((side(16)?, side(20)?))
+        }
+        Format::Gif => {
+            let side = |at: usize| Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?).into());
+            Some((side(6)?, side(8)?))
+        }
+        _ => None,
+    }
+}
+
 /// Most bytes that one byte of deflate can stand for.
 const DEFLATE_RATIO: u64 = 1032;
 /// Most pixels that one byte of a GIF can stand for: a code of LZW stands for at most 4096.

@@ -18,8 +18,19 @@ fn png(width: u32, height: u32) -> Png {
 
 #[test]
 fn each_case_has_its_own_answer() {
-    assert_eq!(refuse(b""), PictureError::Unknown);
-    assert_eq!(refuse(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), PictureError::Unknown);
+    for (bytes, found) in [
+        (&b""[..], "there are no bytes"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "the bytes are SVG, XML or HTML"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "the bytes are HEIC"),
+        (b"\0\0\0\x18ftypavif\0\0\0\0", "the bytes are AVIF"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0", "the bytes are a video"),
+        (b"BM\x46\0\0\0", "the bytes are BMP"),
+        (b"II*\0\x08\0\0\0", "the bytes are TIFF"),
+        (b"%PDF-1.7", "the bytes are PDF"),
+        (b"hello", "unknown bytes"),
+    ] {
+        assert_eq!(refuse(bytes), PictureError::Unknown { found });
+    }
     let side = |width, height| PictureError::Side { width, height, max: 16_384 };
     assert_eq!(
         refuse(&[png(20_000, 20_000).header(), png_chunk(b"IDAT", &[])].concat()),
@@ -34,7 +45,49 @@ fn each_case_has_its_own_answer() {
     for error in [side(1, 1), pixels, PictureError::Bytes { found: 1, max: 0 }] {
         assert!(error.is_too_large());
     }
-    assert!(!too_short.is_too_large() && !PictureError::Unknown.is_too_large());
+    assert!(!too_short.is_too_large() && !PictureError::Unknown { found: "" }.is_too_large());
+}
+
+/// A side is judged by itself before a decoder takes room for a row, and in words of this crate.
+#[test]
+fn declared_sides_are_judged_first() {
+    let most = i32::MAX as u32;
+    for (width, height) in [(most, most), (u32::MAX, u32::MAX), (most, 1), (1, most), (16_385, 1)] {
+        let error = refuse(&[png(width, height).header(), png_chunk(b"IDAT", &[])].concat());
+        assert_eq!(error, PictureError::Side { width, height, max: 16_384 });
+    }
+    for (width, height) in [(0, 10), (10, 0), (0, 0), (0, u32::MAX)] {
+        let error = refuse(&[png(width, height).header(), png_chunk(b"IDAT", &[])].concat());
+        assert_eq!(error, PictureError::Empty { format: Format::Png, width, height });
+    }
+}
+
+/// What a decoder of another crate says is about its insides, and not for the people who sent a picture.
+#[test]
+fn refusals_have_words_of_this_crate() {
+    let words = [
+        "the file is cut off",
+        "the file is damaged or cut off",
+        "it takes more memory than its size allows",
+        "it is of a rare kind",
+        "the file is too short for its size",
+        "its pixels do not fit its size",
+    ];
+    for name in
+        ["colour.jpg", "progressive.jpg", "lossless.webp", "lossy.webp", "animated.gif", "lossless.webp.png"]
+    {
+        let whole = file(name);
+        for at in (0..whole.len()).step_by(11) {
+            let mut changed = whole.clone();
+            changed[at] ^= 0x5a;
+            for bytes in [&changed[..], &whole[..at]] {
+                if let Err(PictureError::Broken { reason, .. }) = decode(bytes, &Limits::default(), [255; 3])
+                {
+                    assert!(words.iter().any(|word| reason.starts_with(word)), "{name}, {at}: {reason}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

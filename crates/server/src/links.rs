@@ -26,7 +26,7 @@ const AT_ONCE: usize = 2;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// No host was named.
-    #[error("links to pictures are not fetched by this server; send a data:image/...;base64 URL")]
+    #[error("links to pictures are not fetched by this server; send the picture itself, in base64")]
     Off,
     /// Not a form that is fetched.
     #[error("a link to a picture must be {scheme}://HOST/... on the usual port, without a user name")]
@@ -35,7 +35,7 @@ pub enum LinkError {
         scheme: &'static str,
     },
     /// The host is not among the named ones.
-    #[error("this server fetches no pictures from {host:?}; send a data:image/...;base64 URL")]
+    #[error("this server fetches no pictures from {host:?}; send the picture itself, in base64")]
     Host {
         /// The host.
         host: String,

@@ -106,10 +106,13 @@ pub enum PictureProblem {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// Neither a link nor a data URL.
-    #[error("expected a data:image/TYPE;base64,... URL")]
-    Url,
+    #[error("a data:image/TYPE;base64,... URL is expected, not {found}")]
+    Url {
+        /// What was given, in words.
+        found: String,
+    },
     /// Characters that are not base64.
-    #[error("the data URL is not base64: {reason}")]
+    #[error("the picture is not base64 of the standard alphabet, without white space: {reason}")]
     Base64 {
         /// What and where.
         reason: String,
@@ -198,23 +201,20 @@ impl Vision {
 
     /// Bytes of a data URL, or behind a link.
     fn bytes(&self, url: &str, room: &mut Room) -> Result<Vec<u8>, PictureProblem> {
-        if url.starts_with("http:") || url.starts_with("https:") {
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        if ["http", "https"].iter().any(|link| scheme.eq_ignore_ascii_case(link)) {
             let links = self.links.as_ref().ok_or(LinkError::Off)?;
             let bytes = links.read(url, self.limits.bytes_max.min(room.link_bytes), room.end)?;
             room.link_bytes -= bytes.len();
             return Ok(bytes);
         }
-        let data = url.strip_prefix("data:image/").ok_or(PictureProblem::Url)?;
-        let (kind, data) = data.split_once(";base64,").ok_or(PictureProblem::Url)?;
-        if kind.is_empty() || kind.contains(',') {
-            return Err(PictureProblem::Url);
-        }
+        let data = data_of(url).ok_or_else(|| PictureProblem::Url { found: described(url) })?;
         // Four characters are three bytes: refused before they are decoded.
         let most = data.len() / 4 * 3;
         if most > self.limits.bytes_max + 3 {
             return Err(PictureError::Bytes { found: most, max: self.limits.bytes_max }.into());
         }
-        BASE64.decode(data).map_err(|error| PictureProblem::Base64 { reason: error.to_string() })
+        BASE64.decode(data).map_err(|error| PictureProblem::Base64 { reason: reason(data, &error) })
     }
 
     /// Decodes, resizes and cuts the pictures, in order. Waits for the threads.
@@ -237,6 +237,40 @@ impl Vision {
                 .map_err(|problem| PictureFault { path, problem })
         });
         done.collect()
+    }
+}
+
+/// What stands behind `data:image/TYPE;base64,`, whose letters may be of either case.
+fn data_of(url: &str) -> Option<&str> {
+    let (head, data) = url.split_once(',')?;
+    let head = head.to_ascii_lowercase();
+    let kind = head.strip_prefix("data:image/")?.strip_suffix(";base64")?;
+    (!kind.is_empty()).then_some(data)
+}
+
+/// What was given in place of a picture's URL.
+fn described(url: &str) -> String {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+    let scheme =
+        scheme.filter(|it| (1..=10).contains(&it.len()) && it.bytes().all(|b| b.is_ascii_alphanumeric()));
+    let Some(scheme) = scheme else { return format!("a text of {} bytes without a scheme", url.len()) };
+    if !scheme.eq_ignore_ascii_case("data") {
+        return format!("a URL that begins with {:?}", format!("{scheme}:"));
+    }
+    match url.split_once(',') {
+        Some((head, _)) => format!("{:?}", head.chars().take(40).collect::<String>()),
+        None => "a data: URL without a comma".to_owned(),
+    }
+}
+
+/// Why a text is not base64.
+fn reason(data: &str, error: &base64::DecodeError) -> String {
+    match *error {
+        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => {
+            let found = data.get(at..).and_then(|rest| rest.chars().next());
+            found.map_or_else(|| format!("at {at}"), |found| format!("{found:?} at {at}"))
+        }
+        _ => format!("{} characters are no whole number of bytes", data.len()),
     }
 }
 
@@ -278,12 +312,27 @@ mod tests {
         for (url, detail, words) in [
             ("https://example.com/a.png", None, "not fetched by this server"),
             ("http://127.0.0.1/a.png", None, "not fetched by this server"),
-            ("file:///etc/passwd", None, "expected a data:image/TYPE;base64"),
-            ("data:text/plain;base64,AAAA", None, "expected a data:image"),
-            ("data:image/png,abc", None, "expected a data:image"),
-            ("data:image/png;base64,AA AA", None, "not base64"),
+            ("HTTPS://example.com/a.png", None, "not fetched by this server"),
+            (
+                "file:///etc/passwd",
+                None,
+                "TYPE;base64,... URL is expected, not a URL that begins with \"file:\"",
+            ),
+            ("data:text/plain;base64,AAAA", None, "is expected, not \"data:text/plain;base64\""),
+            ("data:image/png,abc", None, "is expected, not \"data:image/png\""),
+            ("data:image/;base64,AAAA", None, "is expected, not \"data:image/;base64\""),
+            ("data:image/png;base64", None, "not a data: URL without a comma"),
+            ("iVBORw0KGgo", None, "not a text of 11 bytes without a scheme"),
+            (
+                "data:image/png;base64,AA AA",
+                None,
+                "not base64 of the standard alphabet, without white space: ' ' at 2",
+            ),
+            ("data:image/png;base64,AAé", None, "'é' at 2"),
+            ("data:image/png;base64,AAAAA", None, "5 characters"),
             ("data:image/png;base64,AAAA", None, "not a picture"),
-            ("data:image/png;base64,_-__", None, "not base64"),
+            ("data:image/png;base64,", None, "there are no bytes"),
+            ("data:image/png;base64,_-__", None, "'_' at 0"),
             (&format!("data:image/png;base64,{PNG}"), Some("huge"), "low, high or auto"),
         ] {
             let fault = measure(url, detail).err().expect(url);
@@ -300,6 +349,7 @@ mod tests {
         for url in [
             format!("data:image/png;base64,{PNG}"),
             format!("data:image/gif;base64,{}", PNG.trim_end_matches('=')),
+            format!("DATA:Image/PNG;Base64,{PNG}"),
         ] {
             let measured = measure(&url, Some("high")).unwrap();
             assert_eq!(measured[0].tokens, 64);

@@ -225,6 +225,11 @@ fn parse_part(part: &Value, role: Role, path: &str) -> Result<Part, RequestError
 
 /// `{"image_url": {"url", "detail"}}` as in chat, or `{"image_url": "…", "detail"}` as in Responses.
 fn parse_image(object: &Map<String, Value>, path: &str) -> Result<Image, RequestError> {
+    if object.get("image_url").is_none_or(Value::is_null) && object.contains_key("file_id") {
+        let detail =
+            "this server keeps no files; send the picture in image_url, as a data:image/...;base64 URL";
+        return Err(RequestError::unsupported(format!("{path}.file_id"), detail));
+    }
     let path = format!("{path}.image_url");
     match object.get("image_url") {
         Some(Value::String(url)) => Ok(Image { url: url.clone(), detail: string(object, "detail", &path)? }),
@@ -233,7 +238,10 @@ fn parse_image(object: &Map<String, Value>, path: &str) -> Result<Image, Request
             None => Err(RequestError::missing(format!("{path}.url"), "a data: URL is needed here")),
         },
         Some(other) => Err(expected(path, "an object with a url", other)),
-        None => Err(RequestError::missing(path, "an object with a url is needed here")),
+        None => Err(RequestError::missing(
+            path,
+            "a data:image/...;base64 URL is needed here, as {\"url\": \"...\"} or alone",
+        )),
     }
 }
 

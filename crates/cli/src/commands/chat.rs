@@ -200,6 +200,9 @@ impl Chat<'_> {
                 self.output.note("the picture goes with the next message")?;
             }
             "system" => self.system(rest),
+            "save" if self.conversation.messages.is_empty() => {
+                return Err(Failure::usage("/save: there is no message yet"));
+            }
             "save" => {
                 transcript::save(file(name, rest)?, &self.conversation)?;
                 self.output.note(&format!("{} messages saved", self.conversation.messages.len()))?;

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::error::{Exit, Failure, Result};
 use crate::output::Output;
 use crate::target::Target;
-use crate::vision::{self, VisionArgs};
+use crate::vision::{self, PictureArgs};
 
 /// `image`.
 #[derive(Clone, Debug, Args)]
@@ -24,12 +24,12 @@ pub(crate) struct ImageArgs {
     #[arg(long, value_name = "PNG")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) vision: VisionArgs,
+    pub(crate) pictures: PictureArgs,
 }
 
 /// Prepares a picture and says what became of it.
 pub(crate) fn image(args: &ImageArgs, output: &Output) -> Result {
-    let settings = vision::settings(args.model.as_deref(), &args.vision)?;
+    let settings = vision::settings(args.model.as_deref(), &args.pictures)?;
     let bytes = vision::file(&args.file)?;
     let prepared = prepare(&bytes, &Limits::default(), settings.background, &settings.preprocessor)
         .map_err(|error| vision::refused(&args.file, &error))?;

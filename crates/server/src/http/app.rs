@@ -237,5 +237,6 @@ struct Count {
 impl Drop for Count {
     fn drop(&mut self) {
         self.app.metrics().answered(&self.route, self.status);
+        self.app.tell_failures();
     }
 }

@@ -40,7 +40,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     };
     let is_json = headers.get(CONTENT_TYPE).and_then(essence).is_some_and(|kind| kind == "application/json");
     if !is_json {
-        return refused("Content-Type must be application/json");
+        let found = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let found = found.map_or("there is none".to_owned(), |found| {
+            format!("it is {:?}", found.chars().take(80).collect::<String>())
+        });
+        return refused(&format!("Content-Type must be application/json, and {found}"));
     }
     let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
     if headers.get_all(CONTENT_ENCODING).iter().any(|value| !is_plain(value)) {

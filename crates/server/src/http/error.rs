@@ -346,7 +346,7 @@ impl From<PictureFault> for ApiError {
             PictureProblem::TooMany { .. } | PictureProblem::Detail { .. } => Code::InvalidValue,
             PictureProblem::Picture(error) if error.is_too_large() => Code::ImageTooLarge,
             PictureProblem::TooManyPixels { .. } => Code::ImageTooLarge,
-            PictureProblem::Picture(_) | PictureProblem::Url | PictureProblem::Base64 { .. } => {
+            PictureProblem::Picture(_) | PictureProblem::Url { .. } | PictureProblem::Base64 { .. } => {
                 Code::InvalidImage
             }
             PictureProblem::Busy(_) => {

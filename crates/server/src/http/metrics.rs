@@ -69,6 +69,7 @@ pub(crate) struct Metrics {
     cache_bytes: Level,
     cache_limit: Level,
     cache_features: Level,
+    disk_failures: Counter,
     step_age: Level,
     memory: Family<Labels<1>, Level>,
     resident: Level,
@@ -117,6 +118,7 @@ impl Metrics {
             cache_bytes: Level::default(),
             cache_limit: Level::default(),
             cache_features: Level::default(),
+            disk_failures: Counter::default(),
             step_age: Level::default(),
             memory: Family::default(),
             resident: Level::default(),
@@ -157,6 +159,11 @@ impl Metrics {
         own.register("cache_limit_bytes", "Limit of the prefix cache", self.cache_limit.clone());
         let features = self.cache_features.clone();
         own.register("cache_feature_bytes", "Bytes of picture features in the prefix cache", features);
+        own.register(
+            "cache_disk_failures",
+            "Files that the folder of the prefix cache did not take",
+            self.disk_failures.clone(),
+        );
         own.register("last_step_age_seconds", "Time since the last step while busy", self.step_age.clone());
         own.register("device_memory_bytes", "Memory of the device, by use", self.memory.clone());
         own.register("build_info", "Always 1", self.build.clone());
@@ -272,6 +279,7 @@ impl Metrics {
         self.cache_limit.set(status.cache_bytes_max as f64);
         self.cache_features.set(status.cache_feature_bytes as f64);
         self.step_age.set(reading.step_age_seconds);
+        self.disk_failures.inner().store(status.disk_failures, Ordering::Relaxed);
         self.count(&status.counters);
     }
 

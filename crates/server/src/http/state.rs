@@ -1,6 +1,6 @@
 //! What all requests share.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -92,6 +92,8 @@ pub(super) struct Inner {
     preparing: Semaphore,
     recorder: Option<Arc<Recorder>>,
     auditor: OnceLock<Auditor>,
+    /// Failures of the cache's disk tier, as the log was told last.
+    told_failures: AtomicU64,
     /// Why requests cannot be served, as the log was told last.
     told: Mutex<Option<&'static str>>,
 }
@@ -114,6 +116,7 @@ impl App {
             progress: AtomicU32::new(0),
             drain: Drain::default(),
             auditor: OnceLock::new(),
+            told_failures: AtomicU64::new(0),
             told: Mutex::new(Some("loading")),
         }))
     }
@@ -155,6 +158,17 @@ impl App {
             None => info!("requests are served"),
             Some(reason @ ("stalled" | "faulted")) => warn!(reason, "requests are not served"),
             Some(reason) => info!(reason, "requests are not served"),
+        }
+    }
+
+    /// Logs that the cache's folder takes no files: at first, and whenever their number has doubled.
+    pub(crate) fn tell_failures(&self) {
+        let Some(status) = self.model().map(|served| served.session.engine().status()) else { return };
+        let (count, told) = (status.disk_failures, self.0.told_failures.load(Ordering::Relaxed));
+        let Some(reason) = status.disk_failure.filter(|_| count > 0 && count >= 2 * told) else { return };
+        let taken = self.0.told_failures.compare_exchange(told, count, Ordering::Relaxed, Ordering::Relaxed);
+        if taken.is_ok() && count > told {
+            warn!(failures = count, %reason, "prompts are not kept: the folder of --cache-disk takes no files");
         }
     }
 

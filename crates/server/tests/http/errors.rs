@@ -123,6 +123,7 @@ async fn chat_fields_that_are_not_supported() {
             "messages[0].content[0]",
         ),
         (part(json!({"type": "file", "file": {"file_id": "f"}})), "messages[0].content[1]"),
+        (part(json!({"type": "input_image", "file_id": "f"})), "messages[0].content[1].file_id"),
         (part(json!({"type": "input_audio", "input_audio": {"data": "AA"}})), "messages[0].content[1]"),
     ];
     for (fields, param) in unsupported {

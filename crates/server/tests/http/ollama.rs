@@ -90,9 +90,28 @@ async fn facts_and_refusals() {
         (json!({"messages": chat, "options": {"num_ctx": 4096}}), "options.num_ctx"),
         (json!({"messages": chat, "options": {"temperature": 9}}), "temperature"),
         (json!({"messages": chat, "think": 1}), "think"),
-        (json!({"messages": [{"role": "user", "content": "a", "images": ["AA"]}]}), "messages[0].content[0]"),
+        (
+            json!({"messages": [{"role": "user", "content": "a", "images": ["AA"]}]}),
+            "messages[0].images[0]: ",
+        ),
+        (json!({"messages": [{"role": "user", "content": "a", "images": "AA"}]}), "messages[0].images: "),
+        (json!({"messages": [{"role": "user", "content": "a", "images": [7]}]}), "messages[0].images[0]: "),
+        (json!({"messages": [{"role": "user", "content": 7}]}), "messages[0].content: "),
     ] {
         let answer = ask(&server, "/api/chat", fields.clone()).await;
+        assert_eq!(answer.status, 400, "{fields}");
+        assert!(answer.json()["error"].as_str().unwrap().starts_with(wanted), "{}", answer.text());
+    }
+    for (fields, wanted) in [
+        (json!({"images": ["AA", "AA"]}), "images[0]: "),
+        (json!({"images": ["AA"], "system": "s"}), "images[0]: "),
+        (json!({"images": {}}), "images: "),
+        (json!({"images": ["AA", null]}), "images[1]: "),
+        (json!({"images": ["AA"], "raw": true}), "images: a raw prompt"),
+    ] {
+        let mut body = fields.clone();
+        body["prompt"] = "p".into();
+        let answer = ask(&server, "/api/generate", body).await;
         assert_eq!(answer.status, 400, "{fields}");
         assert!(answer.json()["error"].as_str().unwrap().starts_with(wanted), "{}", answer.text());
     }

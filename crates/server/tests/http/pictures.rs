@@ -121,7 +121,7 @@ async fn every_dialect_takes_pictures() {
     let reply = server.post("/api/chat", &body).await.ok();
     assert_eq!(reply["prompt_eval_count"], counted["input_tokens"]);
     let body = json!({"model": MODEL, "stream": false, "options": {"num_predict": 3}, "prompt": "What?",
-        "images": [data]});
+        "images": [link]});
     let reply = server.post("/api/generate", &body).await.ok();
     assert_eq!(reply["prompt_eval_count"], counted["input_tokens"]);
     // A picture in the result of a tool (T47).
@@ -144,6 +144,9 @@ async fn each_bad_picture_has_its_answer() {
         (part("data:image/png;base64,%%%"), "invalid_image"),
         (part("data:image/png,raw"), "invalid_image"),
         (part("file:///etc/passwd"), "invalid_image"),
+        (part("HTTPS://example.com/a.png"), "unsupported_parameter"),
+        (data(&header(i32::MAX as u32, i32::MAX as u32)), "image_too_large"),
+        (data(&header(u32::MAX, 1)), "image_too_large"),
         (data(b"<svg/>"), "invalid_image"),
         (data(&good[..good.len() / 2]), "invalid_image"),
         (data(&header(401, 2)), "invalid_image"),

@@ -19,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::load::{self, Sizes};
 use crate::output::Output;
 use crate::table::{Table, hex};
-use crate::vision;
+use crate::vision::{self, Switch};
 use crate::weights::Weights;
 
 /// Longest wait for a sign of life of a reply.
@@ -60,7 +60,10 @@ pub(crate) fn vision_eval(args: &VisionEvalArgs, output: &Output) -> Result {
 fn questions(folder: &Path) -> Result<Vec<Item>> {
     let path = folder.join("items.jsonl");
     let lines = fs::read_to_string(&path).map_err(|error| Failure::file(&path, &error))?;
-    let items = read_items(&lines).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    let items = read_items(&lines).map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()))
+            .hint("models/demo/eval/README.md of the project says what a line has")
+    })?;
     let items: Vec<Item> = items.into_iter().filter(Item::has_pictures).collect();
     match items.is_empty() {
         true => Err(Failure::usage(format!("{}: no question has a picture", path.display()))
@@ -72,8 +75,11 @@ fn questions(folder: &Path) -> Result<Vec<Item>> {
 fn open(weights: &Weights, text: TextSide, args: &VisionEvalArgs, slots: usize) -> Result<(Session, String)> {
     let mut device = load::device(&args.model.machine.device, args.threads.threads)?;
     let Some(vision) = vision::settle(weights, &args.vision, &mut *device)? else {
-        return Err(Failure::new(Exit::Model, "the model or the device takes no pictures")
-            .hint("--vision on says which"));
+        return Err(match args.vision.vision {
+            Switch::Off => Failure::usage("--vision off leaves no question").hint("leave it out"),
+            _ => Failure::new(Exit::Model, "the model or the device takes no pictures")
+                .hint("--vision on says which"),
+        });
     };
     let ctx = match args.model.ctx {
         Ctx::Auto => Ctx::Tokens(CONTEXT.min(weights.config.positions_max)),
@@ -156,6 +162,11 @@ fn with_data(messages: &Value, folder: &Path) -> Result<Value> {
 
 /// A file of the set: a relative path that does not lead out of its folder.
 fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
+    if name.starts_with("data:") || name.contains("://") {
+        let start: String = name.chars().take(40).collect();
+        return Err(Failure::usage(format!("picture {start:?}: a file of the set is expected, not a URL"))
+            .hint("items name pictures by a path relative to items.jsonl"));
+    }
     let relative = Path::new(name);
     let plain = |part: std::path::Component<'_>| matches!(part, std::path::Component::Normal(_));
     match relative.components().all(plain) {
@@ -208,7 +219,7 @@ fn verdict(runs: &[Run], least: usize) -> Result {
     }
     match runs.iter().map(|run| run.marks.total()[1]).min() {
         Some(right) if right < least => {
-            let message = format!("{right} replies are right, at least {least} expected");
+            let message = format!("right replies: {right}, at least {least} expected");
             Err(Failure::new(Exit::Gate, message))
         }
         _ => Ok(()),

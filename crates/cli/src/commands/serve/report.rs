@@ -341,7 +341,10 @@ fn notes(args: &ServeArgs, weights: &Weights, sizes: &Sizes, settings: &Settings
     if let Some(dir) = &args.work.cache_disk {
         notes.push(match sizes.cache.bytes_max {
             0 => "--cache-disk: not used, the cache is off".to_owned(),
-            _ => format!("cache: states of prompts are kept in {}", dir.display()),
+            _ => {
+                let most = table::bytes(args.work.cache_disk_max);
+                format!("cache: states of prompts are kept in {}, at most {most}", dir.display())
+            }
         });
     }
     match (sizes.model.card, args.work.cache_ram, args.work.cache_device) {

@@ -59,7 +59,9 @@ fn prepared(asked: &Asked, route: Route) -> Result<Option<(Job, Facts)>, ApiErro
     let (mut job, facts) = if translated.is_raw {
         completions::prepare(asked, CompletionRequest::read(translated.map, served)?)?.job()
     } else {
-        let prepared = prepare(asked, ChatRequest::read(translated.map, served)?)?;
+        let read =
+            ChatRequest::read(translated.map, served).map_err(|error| translated.places.located(error))?;
+        let prepared = translated.places.prepared(prepare(asked, read))?;
         (prepared.job, prepared.facts)
     };
     job.notes.extend(translated.notes);

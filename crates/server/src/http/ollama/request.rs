@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 use text::Note;
 
+use super::super::chat::{Place, Places};
 use super::super::error::{ApiError, Code};
 use super::super::fields::{Fields, unexpected};
 use super::super::state::Served;
@@ -30,6 +31,8 @@ pub(crate) struct Translated {
     /// Nothing to answer: the client only wants the model loaded.
     pub(crate) is_empty: bool,
     pub(crate) notes: Vec<Note>,
+    /// Where the client has what became messages.
+    pub(crate) places: Places,
 }
 
 /// Reads a body of `/api/chat`.
@@ -43,6 +46,11 @@ pub(crate) fn chat(map: Map<String, Value>, served: &Served) -> Result<Translate
         other => return Err(unexpected("messages", "an array", other)),
     };
     request.is_empty = list.is_empty();
+    for (index, message) in list.iter().enumerate() {
+        let path = format!("messages[{index}]");
+        pictures(&message["images"], &format!("{path}.images"))?;
+        request.places.messages.push(place(&path, message, &format!("{path}."), "content"));
+    }
     request.map.insert("messages".into(), messages_of(list)?);
     if let Some(tools) = fields.take("tools") {
         request.map.insert("tools".into(), tools);
@@ -62,19 +70,23 @@ pub(crate) fn generate(map: Map<String, Value>, served: &Served) -> Result<Trans
     }
     let prompt = fields.string("prompt", usize::MAX)?.unwrap_or_default();
     let system = fields.string("system", usize::MAX)?.filter(|system| !system.is_empty());
-    let images = fields.take("images");
+    let images = fields.take("images").unwrap_or_default();
+    pictures(&images, "images")?;
     request.is_raw = fields.flag("raw", false)?;
     request.is_empty = prompt.is_empty();
+    if request.is_raw && images.as_array().is_some_and(|images| !images.is_empty()) {
+        let detail = "a raw prompt has no place for pictures; leave raw out, or use /api/chat";
+        return Err(ApiError::unsupported("images", detail));
+    }
     if request.is_raw {
         request.map.retain(|name, _| !matches!(name.as_str(), "reasoning_effort" | "response_format"));
         request.map.insert("prompt".into(), prompt.into());
         request.map.entry("max_tokens").or_insert(served.context().into());
     } else {
-        let mut turn = json!({"role": "user", "content": prompt});
-        if let Some(images) = images {
-            turn["images"] = images;
-        }
+        let turn = json!({"role": "user", "content": prompt, "images": images});
         let system = system.map(|system| json!({"role": "system", "content": system}));
+        request.places.messages.extend(system.iter().map(|_| Place::whole("system")));
+        request.places.messages.push(place("prompt", &turn, "", "prompt"));
         let turns: Vec<Value> = system.into_iter().chain([turn]).collect();
         request.map.insert("messages".into(), messages_of(&turns)?);
     }
@@ -115,7 +127,7 @@ fn shared(fields: &mut Fields, served: &Served) -> Result<Translated, ApiError> 
         Some(other) => return Err(unexpected("format", "\"json\" or a JSON Schema", &other)),
     }
     let notes = options(fields, served, &mut map)?;
-    Ok(Translated { map, is_raw: false, is_empty: false, notes })
+    Ok(Translated { map, is_raw: false, is_empty: false, notes, places: Places::default() })
 }
 
 fn options(
@@ -180,11 +192,37 @@ fn messages_of(list: &[Value]) -> Result<Value, ApiError> {
     Ok(turns?.into())
 }
 
+/// Checks the list of a message's pictures.
+fn pictures(images: &Value, path: &str) -> Result<(), ApiError> {
+    let expected = "an array of pictures, each a string of base64";
+    match images {
+        Value::Null => Ok(()),
+        Value::Array(images) => match images.iter().position(|image| !image.is_string()) {
+            Some(at) => Err(unexpected(format!("{path}[{at}]"), "a string of base64", &images[at])),
+            None => Ok(()),
+        },
+        other => Err(unexpected(path, expected, other)),
+    }
+}
+
+/// Where the parts of a message come from: its pictures, then its text.
+fn place(path: &str, message: &Value, before: &str, text: &str) -> Place {
+    let images = message["images"].as_array().map_or(0, Vec::len);
+    let pictures = (0..images).map(|at| format!("{before}images[{at}]"));
+    let parts = pictures.chain((images > 0).then(|| format!("{before}{text}"))).collect();
+    Place { parts, ..Place::whole(path) }
+}
+
 fn content(message: &Value) -> Value {
     let images = message["images"].as_array().filter(|images| !images.is_empty());
     let Some(images) = images else { return message["content"].clone() };
     let picture = |data: &Value| {
-        let url = format!("data:image/png;base64,{}", data.as_str().unwrap_or_default());
+        let data = data.as_str().unwrap_or_default();
+        // Clients of the other dialects bring the URL that they would send there.
+        let url = match data.starts_with("data:") {
+            true => data.to_owned(),
+            false => format!("data:image/png;base64,{data}"),
+        };
         json!({"type": "image_url", "image_url": {"url": url}})
     };
     let text = json!({"type": "text", "text": message["content"].as_str().unwrap_or_default()});
