@@ -44,6 +44,7 @@ pub(crate) struct Wanted {
 }
 
 /// An entry that was read.
+#[derive(Debug)]
 pub(crate) struct Payload {
     /// Full pages behind the shared ones.
     pub(crate) pages: Vec<Vec<u8>>,

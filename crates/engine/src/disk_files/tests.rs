@@ -57,7 +57,7 @@ fn written(name: &str) -> (PathBuf, Wanted, Entry) {
 }
 
 fn check_read(files: &mut Files, wanted: &Wanted) {
-    let found = files.read(wanted).ok().expect("it was written");
+    let found = files.read(wanted).expect("it was written");
     assert_eq!((found.pages, found.open, found.state), (vec![vec![1; 9]], vec![2], vec![4, 5]));
 }
 
@@ -93,7 +93,7 @@ fn broken_pages_are_removed_and_written_again() {
     fs::write(page, b"torn").expect("it is ours");
     let (mut files, found) = Files::open(disk(&folder)).expect("broken files do not matter");
     assert_eq!(found.len(), 2);
-    let gone = files.read(&wanted).err().expect("a page is torn");
+    let gone = files.read(&wanted).expect_err("a page is torn");
     assert!(
         gone.contains(&News::StateGone(wanted.chain)) && gone.contains(&News::PageGone(entry.pages[0].0))
     );

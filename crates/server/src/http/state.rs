@@ -168,7 +168,7 @@ impl App {
         let Some(reason) = status.disk_failure.filter(|_| count > 0 && count >= 2 * told) else { return };
         let taken = self.0.told_failures.compare_exchange(told, count, Ordering::Relaxed, Ordering::Relaxed);
         if taken.is_ok() && count > told {
-            warn!(failures = count, %reason, "prompts are not kept: the folder of --cache-disk takes no files");
+            warn!(failures = count, %reason, "--cache-disk: files cannot be written, states are not kept");
         }
     }
 
