@@ -145,6 +145,35 @@ SHARED void reduce_pass(float (&acc)[8][16]) {
         for (int o = 0; o < 4; o++) acc[r][o] = acc[r][o] + __shfl_xor_sync(0xffffffffu, acc[r][o + 4], 1);
 }
 
+// Joins the reduced sums of pass `pass` with those of complete neighbours before, as many as its number ends in
+// ones. Unless it is the last one they wait in `held`, and acc begins anew.
+SHARED void join_passes(float (&acc)[8][16], float (*held)[16][THREADS], uint pass, bool last) {
+    uint t = threadIdx.x, waiting = __popc(pass);
+    for (uint ones = pass; ones & 1; ones >>= 1) {
+        waiting--;
+#pragma unroll
+        for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = held[waiting][i][t] + acc[i / 4][i % 4];
+    }
+    if (last) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) held[waiting][i][t] = acc[i / 4][i % 4];
+#pragma unroll
+    for (int i = 0; i < 128; i++) acc[i / 16][i % 16] = 0.0f;
+}
+
+// Writes the thread's four rows by four outputs, as far as they are there, to out [rows, outputs].
+SHARED void write_sums(float* out, const float (&acc)[8][16], uint row, uint output, uint rows,
+                       uint outputs) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        if (row + r >= rows) break;
+        float* to = out + (ulong)(row + r) * outputs + output;
+#pragma unroll
+        for (int o = 0; o < 4; o++)
+            if (output + o < outputs) to[o] = acc[r][o];
+    }
+}
+
 // Grid [tiles of 64 outputs, tiles of 64 rows, parts]: each part has 8 / parts passes, that is one subtree,
 // and writes its sums to out [parts, rows, outputs].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -194,32 +223,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (step < steps) continue;
             step = 0;
             reduce_pass(acc);
-            // Complete neighbours join: as many as the pass's number ends in ones.
-            uint held = __popc(pass);
-            for (uint ones = pass; ones & 1; ones >>= 1) {
-                held--;
-#pragma unroll
-                for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = room.sums[held][i][t] + acc[i / 4][i % 4];
-            }
+            join_passes(acc, room.sums, pass, (pass + 1) * steps >= slabs);
             pass++;
-            if (pass * steps < slabs) {
-#pragma unroll
-                for (int i = 0; i < 16; i++) room.sums[held][i][t] = acc[i / 4][i % 4];
-#pragma unroll
-                for (int i = 0; i < 128; i++) acc[i / 16][i % 16] = 0.0f;
-            }
         }
     }
     uint row = blockIdx.y * SIDE + 8 * row_group + 4 * (j / 4);
     uint output = blockIdx.x * SIDE + 16 * output_group + 4 * (j % 4);
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        if (row + r >= rows) break;
-        float* to = out + ((ulong)blockIdx.z * rows + row + r) * outputs + output;
-#pragma unroll
-        for (int o = 0; o < 4; o++)
-            if (output + o < outputs) to[o] = acc[r][o];
-    }
+    write_sums(out + (ulong)blockIdx.z * rows * outputs, acc, row, output, rows, outputs);
 }
 
 // The levels of the tree above `parts` (2, 4 or 8) subtrees of `count` values each. Grid: blocks of 256

@@ -167,6 +167,147 @@ SHARED bool is_dense(uint kind_number) {
     return dense;
 }
 
+// A block of experts_hidden: its share, the two matrices, and what of its outputs they are asked for.
+struct HiddenBlock {
+    const ExpertArgs& args;
+    const Share& share;
+    uchar* smem;
+    ExpertMatrix gate, up;
+    // Whether they are stored alike, and whether they read the same codes.
+    bool dense_gate, dense_up, alike, same_codes;
+    uint first_tile, warp, lane;
+
+    static const uint STEPS = (EXPERT_WIDTH + STEP - 1) / STEP, JOBS = (STEPS + JOB_STEPS - 1) / JOB_STEPS;
+    static const uint WARPS = THREADS / 32, LAST = (EXPERT_INNER + 15) / 16 - 1;
+    static const uint SLICES = (EXPERT_WIDTH + 1023) / 1024, PART = TILES * SLICES * ROWS * 16;
+
+    SHARED HiddenBlock(const ExpertArgs& args_, const Share& share_, uchar* smem_)
+        : args(args_), share(share_), smem(smem_) {
+        first_tile = blockIdx.x * TILES, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        gate = expert_matrix(args, 0, share.expert), up = expert_matrix(args, 1, share.expert);
+        dense_gate = is_dense(gate.kind), dense_up = is_dense(up.kind);
+        alike = gate.kind == up.kind && !dense_gate;
+        same_codes = alike || gate.form == up.form && !dense_gate;
+    }
+    SHARED float* parts() const { return (float*)(smem + args.places.sums_at); }
+    SHARED float* units(uint which) const {
+        float* of_gate = (float*)(smem + args.places.units_at);
+        return of_gate + (which == 0 || same_codes ? 0 : 2 * ROWS * args.places.unit_groups);
+    }
+    // Exact sums of a tile of gate; those of up are TILES tiles further.
+    SHARED float* exact(uint tile) const {
+        return (float*)(smem + args.places.exact_at) + tile * args.places.exact_bytes / 4;
+    }
+    SHARED uint exact_of_up() const { return TILES * args.places.exact_bytes / 4; }
+    SHARED uint stored_tile(uint tile) const { return min(first_tile + tile, LAST); }
+
+    // Queues the copies of scales, units and code sums, and of codes that both matrices read.
+    SHARED void fetch(const Rows& rows, bool first) {
+#pragma unroll
+        for (uint which = 0; which < 2; which++) {
+            const ExpertMatrix& m = which ? up : gate;
+            with_kind(m.kind, [&](auto kind) {
+                typedef decltype(kind) K;
+                if constexpr (!K::DENSE) {
+                    typedef typename K::Stored S;
+                    uchar* params = smem + args.places.params_at + which * TILES * args.places.param_bytes;
+                    for (uint tile = 0; first && tile < TILES; tile++)
+                        fetch_params<S, EXPERT_WIDTH>(params + tile * args.places.param_bytes, m.weights,
+                                                      stored_tile(tile));
+                    if (which == 0 && alike && !ONE_ROW)
+                        stage_codes<EXPERT_WIDTH>(smem, args.places.row_stride, args.codes[m.form], rows);
+                    if (which == 0 || !same_codes)
+                        stage_units<EXPERT_WIDTH / S::GROUP>(units(which), args.codes[m.form], rows);
+                }
+            });
+        }
+        copy_async_commit();
+    }
+
+    // Sums of several rows by two matrices stored alike: both read the same codes, out of shared memory.
+    SHARED void multiply_staged(const Rows& rows) {
+        with_kind(gate.kind, [&](auto kind) {
+            typedef decltype(kind) K;
+            if constexpr (!K::DENSE) {
+                Job<typename K::Stored, EXPERT_WIDTH> g, u;
+                const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, rows.count - 1)) * args.places.row_stride;
+                for (uint i = warp; i < TILES * JOBS || i == warp; i += WARPS) {
+                    uint tile = i / JOBS, step = i % JOBS * JOB_STEPS;
+                    bool there = i < TILES * JOBS;
+                    if (there) {
+                        g.load_weights(gate.weights, stored_tile(tile), step, lane);
+                        u.load_weights(up.weights, stored_tile(tile), step, lane);
+                    }
+                    if (i == warp) {
+                        copy_async_wait<0>();
+                        __syncthreads();
+                    }
+                    if (there) {
+                        g.multiply_row(exact(tile), step, lane, row);
+                        u.multiply_row(exact(tile) + exact_of_up(), step, lane, row);
+                    }
+                }
+            }
+        });
+    }
+
+    // Sums of job i of one row by two matrices stored alike: both read the same codes, out of registers.
+    SHARED void multiply_both(const Rows& rows, uint i) {
+        uint tile = i / JOBS, step = i % JOBS * JOB_STEPS, row = rows.row(min(lane / 4, rows.count - 1));
+        with_kind(gate.kind, [&](auto kind) {
+            typedef decltype(kind) K;
+            if constexpr (!K::DENSE) {
+                Job<typename K::Stored, EXPERT_WIDTH> g, u;
+                g.load_weights(gate.weights, stored_tile(tile), step, lane);
+                u.load_weights(up.weights, stored_tile(tile), step, lane);
+                g.load_row(args.codes[gate.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
+                g.multiply(exact(tile), step, lane);
+                u.take_row(g);
+                u.multiply(exact(tile) + exact_of_up(), step, lane);
+            }
+        });
+    }
+
+    // Sums of job i by matrices of any two kinds, one after the other. A dense one's are its results.
+    SHARED void multiply_each(const Rows& rows, uint i) {
+        uint tile = i / JOBS, step = i % JOBS * JOB_STEPS, row = rows.row(min(lane / 4, rows.count - 1));
+#pragma unroll
+        for (uint which = 0; which < 2; which++) {
+            const ExpertMatrix& m = which ? up : gate;
+            with_kind(m.kind, [&](auto kind) {
+                typedef decltype(kind) K;
+                if constexpr (!K::DENSE) {
+                    Job<typename K::Stored, EXPERT_WIDTH> job;
+                    job.load_weights(m.weights, stored_tile(tile), step, lane);
+                    job.load_row(args.codes[m.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
+                    job.multiply(exact(tile) + which * exact_of_up(), step, lane);
+                } else {
+                    for (uint four = i % JOBS; four < 4; four += JOBS) {
+                        uint o = four * 4 + lane / 8, output = (first_tile + tile) * 16 + o;
+                        float* to = parts() + (which * TILES + tile) * SLICES * ROWS * 16 + o;
+                        dense_output<K::DTYPE>(m.weights.params, output, EXPERT_INNER, args.x, EXPERT_WIDTH,
+                                               rows, lane, [&](uint n, float value) { to[n * 16] = value; });
+                    }
+                }
+            });
+        }
+    }
+
+    // Sums to the hidden values of the rows.
+    SHARED void finish(const Rows& rows) {
+        scale_all<EXPERT_WIDTH>(parts(), smem, args.places, gate.kind, 0, units(0), rows.count);
+        scale_all<EXPERT_WIDTH>(parts() + PART, smem, args.places, up.kind, TILES, units(1), rows.count);
+        __syncthreads();
+        for_outputs<TILES, 1>(rows.count, [&](uint tile, uint, uint r, uint o) {
+            uint output = (first_tile + tile) * 16 + o;
+            const float* of = parts() + tile * SLICES * ROWS * 16;
+            float g = total(of, dense_gate, SLICES, r, o), u = total(of + PART, dense_up, SLICES, r, o);
+            if (output < EXPERT_INNER)
+                args.hidden[(ulong)rows.index[r] * EXPERT_INNER + output] = silu_exact(g) * u;
+        });
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
     experts_hidden(const __grid_constant__ ExpertArgs args) {
     extern __shared__ __align__(128) uchar smem[];
@@ -176,122 +317,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, EXPERT_BLOCKS(3))
     Share share;
     if (!find_share(share, args, blockIdx.y, buffer, blockIdx.x == 0 && blockIdx.y == 0)) return;
     __syncthreads();
-    const FewPlaces& at = args.places;
-    const uint steps = (EXPERT_WIDTH + STEP - 1) / STEP, jobs = (steps + JOB_STEPS - 1) / JOB_STEPS,
-               warps = THREADS / 32;
-    const uint slices = (EXPERT_WIDTH + 1023) / 1024, part = TILES * slices * ROWS * 16;
-    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint last = (EXPERT_INNER + 15) / 16 - 1, first_tile = blockIdx.x * TILES;
-    ExpertMatrix gate = expert_matrix(args, 0, share.expert), up = expert_matrix(args, 1, share.expert);
-    bool dense_gate = is_dense(gate.kind), dense_up = is_dense(up.kind);
-    bool alike = gate.kind == up.kind && !dense_gate, shared = alike || gate.form == up.form && !dense_gate;
-    float* parts = (float*)(smem + at.sums_at);
-    float* units_gate = (float*)(smem + at.units_at);
-    float* units_up = units_gate + (shared ? 0 : 2 * ROWS * at.unit_groups);
+    HiddenBlock block(args, share, smem);
     for (uint first = 0; first < share.count; first += args.chunk) {
         Rows rows = {share.list + first, args.k, 0, min(share.count - first, args.chunk)};
         // Scales, units and code sums are asked for first: a copy holds nobody up.
-#pragma unroll
-        for (uint which = 0; which < 2; which++) {
-            const ExpertMatrix& m = which ? up : gate;
-            with_kind(m.kind, [&](auto kind) {
-                typedef decltype(kind) K;
-                if constexpr (!K::DENSE) {
-                    typedef typename K::Stored S;
-                    for (uint tile = 0; first == 0 && tile < TILES; tile++)
-                        fetch_params<S, EXPERT_WIDTH>(
-                            smem + at.params_at + (which * TILES + tile) * at.param_bytes, m.weights,
-                            min(first_tile + tile, last));
-                    if (which == 0 && alike && !ONE_ROW)
-                        stage_codes<EXPERT_WIDTH>(smem, at.row_stride, args.codes[m.form], rows);
-                    if (which == 0 || !shared)
-                        stage_units<EXPERT_WIDTH / S::GROUP>(which ? units_up : units_gate,
-                                                             args.codes[m.form], rows);
-                }
-            });
-        }
-        copy_async_commit();
-        if (alike && !ONE_ROW) {
-            // Both matrices read the same codes, out of shared memory.
-            with_kind(gate.kind, [&](auto kind) {
-                typedef decltype(kind) K;
-                if constexpr (!K::DENSE) {
-                    Job<typename K::Stored, EXPERT_WIDTH> g, u;
-                    const uchar* row = smem + (ONE_ROW ? 0 : min(lane / 4, rows.count - 1)) * at.row_stride;
-                    for (uint i = warp; i < TILES * jobs || i == warp; i += warps) {
-                        uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
-                        bool there = i < TILES * jobs;
-                        if (there) {
-                            g.load_weights(gate.weights, own, step, lane);
-                            u.load_weights(up.weights, own, step, lane);
-                        }
-                        float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
-                        if (i == warp) {
-                            copy_async_wait<0>();
-                            __syncthreads();
-                        }
-                        if (there) {
-                            g.multiply_row(exact, step, lane, row);
-                            u.multiply_row(exact + TILES * at.exact_bytes / 4, step, lane, row);
-                        }
-                    }
-                }
-            });
-        }
-        for (uint i = warp; (ONE_ROW || !alike) && i < TILES * jobs; i += warps) {
-            uint tile = i / jobs, step = i % jobs * JOB_STEPS, own = min(first_tile + tile, last);
-            uint row = rows.row(min(lane / 4, rows.count - 1));
-            float* exact = (float*)(smem + at.exact_at) + tile * at.exact_bytes / 4;
-            if (ONE_ROW && alike) {
-                // Both matrices read the same codes at the same time, out of registers.
-                with_kind(gate.kind, [&](auto kind) {
-                    typedef decltype(kind) K;
-                    if constexpr (!K::DENSE) {
-                        Job<typename K::Stored, EXPERT_WIDTH> g, u;
-                        g.load_weights(gate.weights, own, step, lane);
-                        u.load_weights(up.weights, own, step, lane);
-                        g.load_row(args.codes[gate.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
-                        g.multiply(exact, step, lane);
-                        u.take_row(g);
-                        u.multiply(exact + TILES * at.exact_bytes / 4, step, lane);
-                    }
-                });
-                continue;
-            }
-#pragma unroll
-            for (uint which = 0; which < 2; which++) {
-                const ExpertMatrix& m = which ? up : gate;
-                with_kind(m.kind, [&](auto kind) {
-                    typedef decltype(kind) K;
-                    if constexpr (!K::DENSE) {
-                        Job<typename K::Stored, EXPERT_WIDTH> job;
-                        job.load_weights(m.weights, own, step, lane);
-                        job.load_row(args.codes[m.form].codes + (ulong)row * EXPERT_WIDTH * 2, step, lane);
-                        job.multiply(exact + which * TILES * at.exact_bytes / 4, step, lane);
-                    } else {
-                        for (uint four = i % jobs; four < 4; four += jobs) {
-                            uint o = four * 4 + lane / 8, output = (first_tile + tile) * 16 + o;
-                            float* to = parts + (which * TILES + tile) * slices * ROWS * 16 + o;
-                            dense_output<K::DTYPE>(m.weights.params, output, EXPERT_INNER, args.x,
-                                                   EXPERT_WIDTH, rows, lane,
-                                                   [&](uint n, float value) { to[n * 16] = value; });
-                        }
-                    }
-                });
+        block.fetch(rows, first == 0);
+        if (!ONE_ROW && block.alike) {
+            block.multiply_staged(rows);
+        } else {
+            for (uint i = block.warp; i < TILES * block.JOBS; i += block.WARPS) {
+                if (ONE_ROW && block.alike)
+                    block.multiply_both(rows, i);
+                else
+                    block.multiply_each(rows, i);
             }
         }
         copy_async_wait<0>();
         __syncthreads();
-        scale_all<EXPERT_WIDTH>(parts, smem, at, gate.kind, 0, units_gate, rows.count);
-        scale_all<EXPERT_WIDTH>(parts + part, smem, at, up.kind, TILES, units_up, rows.count);
-        __syncthreads();
-        for_outputs<TILES, 1>(rows.count, [&](uint tile, uint, uint r, uint o) {
-            uint output = (first_tile + tile) * 16 + o;
-            const float* of = parts + tile * slices * ROWS * 16;
-            float g = total(of, dense_gate, slices, r, o), u = total(of + part, dense_up, slices, r, o);
-            if (output < EXPERT_INNER)
-                args.hidden[(ulong)rows.index[r] * EXPERT_INNER + output] = silu_exact(g) * u;
-        });
+        block.finish(rows);
         __syncthreads();
     }
 }
