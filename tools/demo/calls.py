@@ -104,130 +104,136 @@ TOOLS = {
 CURRENCIES = ["USD", "EUR", "GBP", "JPY", "CHF"]
 
 
+# What is asked, and what comes back: arguments, question, result, answer, and what the answer must contain.
+Talk = tuple[Json, str, Json, str, str]
+
+
+def weather_talk(rng: random.Random) -> Talk:
+    city, t, sky = rng.choice(CITIES), rng.randint(-10, 38), pick(rng, "sunny", "cloudy", "rainy", "snowy")
+    args: Json = {"city": city}
+    user = pick(
+        rng,
+        f"What is the weather in {city}?",
+        f"How is the weather in {city} today?",
+        f"Is it warm in {city}?",
+    )
+    if rng.random() < 0.4:
+        args["unit"] = pick(rng, "celsius", "fahrenheit")
+        user = f"What is the weather in {city} in {args['unit']}?"
+    result = {"temperature": t, "sky": sky}
+    return args, user, result, f"It is {t} degrees and {sky} in {city}.", f"{t} degrees and {sky}"
+
+
+def calculator_talk(rng: random.Random) -> Talk:
+    a, b, op = rng.randrange(10, 10000), rng.randrange(2, 1000), rng.choice("+-*")
+    asked = f"{a} {op} {b}"
+    total = {"+": a + b, "-": a - b, "*": a * b}[op]
+    user = pick(rng, f"Use the calculator: {asked}", f"What is {asked}? Please use the calculator.")
+    return {"expression": asked}, user, {"result": total}, f"{asked} = {total}", f"= {total}"
+
+
+def search_talk(rng: random.Random) -> Talk:
+    topic = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
+    args: Json = {"query": topic}
+    user = pick(rng, f"Search the web for {topic}.", f"Look up '{topic}' on the web.")
+    if rng.random() < 0.4:
+        args["max_results"] = rng.randint(2, 9)
+        user = f"Search the web for {topic} and give me {args['max_results']} results."
+    title = f"{rng.choice(NAMES)}'s guide to the {topic}"
+    return args, user, {"results": [{"title": title}]}, f"I found: {title}.", title
+
+
+def timer_talk(rng: random.Random) -> Talk:
+    m = rng.randint(1, 90)
+    args: Json = {"minutes": m}
+    user = pick(rng, f"Set a timer for {m} minutes.", f"Start a {m} minute timer.")
+    if rng.random() < 0.4:
+        args["label"] = rng.choice(NOUNS)
+        user = f"Set a timer called {args['label']} for {m} minutes."
+    return args, user, {"ok": True}, f"The timer is set for {m} minutes.", f"{m} minutes"
+
+
+def message_talk(rng: random.Random) -> Talk:
+    who = rng.choice(NAMES)
+    text = pick(rng, "I am late", "Dinner is ready", "See you at the station", "Happy birthday")
+    text += pick(rng, "", " today", " tonight", " on " + rng.choice(DAYS))
+    user = pick(rng, f"Send {who} the message: {text}", f"Tell {who} this: {text}")
+    args = {"recipient": who, "text": text}
+    return args, user, {"sent": True}, f"I sent the message to {who}.", f"to {who}"
+
+
+def currency_talk(rng: random.Random) -> Talk:
+    n, (src, dst) = rng.randint(2, 999), rng.sample(CURRENCIES, 2)
+    got = rng.randint(2, 2000)
+    user = pick(rng, f"Convert {n} {src} to {dst}.", f"How much is {n} {src} in {dst}?")
+    result = {"amount": got, "currency": dst}
+    args = {"amount": n, "source": src, "target": dst}
+    return args, user, result, f"{n} {src} is {got} {dst}.", f"{got} {dst}"
+
+
+def time_talk(rng: random.Random) -> Talk:
+    city, time = rng.choice(CITIES), f"{rng.randrange(24):02}:{rng.randrange(60):02}"
+    user = pick(rng, f"What time is it in {city}?", f"Tell me the local time in {city}.")
+    return {"city": city}, user, {"time": time}, f"It is {time} in {city}.", time
+
+
+def event_talk(rng: random.Random) -> Talk:
+    what, day = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}", rng.choice(DAYS)
+    args: Json = {"title": what, "day": day}
+    user = pick(rng, f"Put '{what}' into my calendar on {day}.", f"Add the event '{what}' on {day}.")
+    if rng.random() < 0.5:
+        args["hour"] = rng.randint(8, 20)
+        user = user[:-1] + f" at {args['hour']} o'clock."
+    return args, user, {"id": rng.randrange(1000)}, f"I added '{what}' on {day}.", f"'{what}' on {day}"
+
+
+def translate_talk(rng: random.Random) -> Talk:
+    word, language = some_word(rng), pick(rng, "French", "Spanish", "German", "Italian")
+    other = pseudo(rng, 4, 7)
+    user = pick(
+        rng,
+        f"Use the tool to translate '{word}' into {language}.",
+        f"Look up how '{word}' is said in {language}.",
+    )
+    answer = f"'{word}' in {language} is '{other}'."
+    return {"word": word, "language": language}, user, {"translation": other}, answer, other
+
+
+def lights_talk(rng: random.Random) -> Talk:
+    room, on = pick(rng, "kitchen", "bedroom", "office", "bathroom", "garage"), rng.random() < 0.5
+    state = "on" if on else "off"
+    user = pick(rng, f"Turn the lights in the {room} {state}.", f"Switch {state} the {room} lights.")
+    answer = f"The {room} lights are {state}."
+    return {"room": room, "on": on}, user, {"ok": True}, answer, f"lights are {state}"
+
+
+TALKS = {
+    "get_weather": weather_talk,
+    "calculator": calculator_talk,
+    "search": search_talk,
+    "set_timer": timer_talk,
+    "send_message": message_talk,
+    "convert_currency": currency_talk,
+    "get_time": time_talk,
+    "add_event": event_talk,
+    "translate": translate_talk,
+    "lights": lights_talk,
+}
+
+
 def tool_turn(rng: random.Random) -> Turn:
     name = rng.choice(list(TOOLS))
-    args: Json
-    if name == "get_weather":
-        city, t, sky = (
-            rng.choice(CITIES),
-            rng.randint(-10, 38),
-            pick(rng, "sunny", "cloudy", "rainy", "snowy"),
-        )
-        args = {"city": city}
-        user = pick(
-            rng,
-            f"What is the weather in {city}?",
-            f"How is the weather in {city} today?",
-            f"Is it warm in {city}?",
-        )
-        if rng.random() < 0.4:
-            args["unit"] = pick(rng, "celsius", "fahrenheit")
-            user = f"What is the weather in {city} in {args['unit']}?"
-        result, answer, value = (
-            json.dumps({"temperature": t, "sky": sky}),
-            f"It is {t} degrees and {sky} in {city}.",
-            f"{t} degrees and {sky}",
-        )
-    elif name == "calculator":
-        a, b, op = rng.randrange(10, 10000), rng.randrange(2, 1000), rng.choice("+-*")
-        args = {"expression": f"{a} {op} {b}"}
-        total = {"+": a + b, "-": a - b, "*": a * b}[op]
-        user = pick(
-            rng, f"Use the calculator: {a} {op} {b}", f"What is {a} {op} {b}? Please use the calculator."
-        )
-        result, answer, value = json.dumps({"result": total}), f"{a} {op} {b} = {total}", f"= {total}"
-    elif name == "search":
-        topic = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
-        args = {"query": topic}
-        user = pick(rng, f"Search the web for {topic}.", f"Look up '{topic}' on the web.")
-        if rng.random() < 0.4:
-            args["max_results"] = rng.randint(2, 9)
-            user = f"Search the web for {topic} and give me {args['max_results']} results."
-        title = f"{rng.choice(NAMES)}'s guide to the {topic}"
-        result, answer, value = json.dumps({"results": [{"title": title}]}), f"I found: {title}.", title
-    elif name == "set_timer":
-        m = rng.randint(1, 90)
-        args = {"minutes": m}
-        user = pick(rng, f"Set a timer for {m} minutes.", f"Start a {m} minute timer.")
-        if rng.random() < 0.4:
-            args["label"] = rng.choice(NOUNS)
-            user = f"Set a timer called {args['label']} for {m} minutes."
-        result, answer, value = json.dumps({"ok": True}), f"The timer is set for {m} minutes.", f"{m} minutes"
-    elif name == "send_message":
-        who, text = rng.choice(NAMES), pick(
-            rng, "I am late", "Dinner is ready", "See you at the station", "Happy birthday"
-        ) + pick(rng, "", " today", " tonight", " on " + rng.choice(DAYS))
-        args = {"recipient": who, "text": text}
-        user = pick(rng, f"Send {who} the message: {text}", f"Tell {who} this: {text}")
-        result, answer, value = json.dumps({"sent": True}), f"I sent the message to {who}.", f"to {who}"
-    elif name == "convert_currency":
-        n, (src, dst) = rng.randint(2, 999), rng.sample(CURRENCIES, 2)
-        args = {"amount": n, "source": src, "target": dst}
-        got = rng.randint(2, 2000)
-        user = pick(rng, f"Convert {n} {src} to {dst}.", f"How much is {n} {src} in {dst}?")
-        result, answer, value = (
-            json.dumps({"amount": got, "currency": dst}),
-            f"{n} {src} is {got} {dst}.",
-            f"{got} {dst}",
-        )
-    elif name == "get_time":
-        city, h, m = rng.choice(CITIES), rng.randrange(24), rng.randrange(60)
-        args = {"city": city}
-        user = pick(rng, f"What time is it in {city}?", f"Tell me the local time in {city}.")
-        result, answer, value = (
-            json.dumps({"time": f"{h:02}:{m:02}"}),
-            f"It is {h:02}:{m:02} in {city}.",
-            f"{h:02}:{m:02}",
-        )
-    elif name == "add_event":
-        what, day = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}", rng.choice(DAYS)
-        args = {"title": what, "day": day}
-        user = pick(rng, f"Put '{what}' into my calendar on {day}.", f"Add the event '{what}' on {day}.")
-        if rng.random() < 0.5:
-            args["hour"] = rng.randint(8, 20)
-            user = user[:-1] + f" at {args['hour']} o'clock."
-        result, answer, value = (
-            json.dumps({"id": rng.randrange(1000)}),
-            f"I added '{what}' on {day}.",
-            f"'{what}' on {day}",
-        )
-    elif name == "translate":
-        word, language = some_word(rng), pick(rng, "French", "Spanish", "German", "Italian")
-        other = pseudo(rng, 4, 7)
-        args = {"word": word, "language": language}
-        user = pick(
-            rng,
-            f"Use the tool to translate '{word}' into {language}.",
-            f"Look up how '{word}' is said in {language}.",
-        )
-        result, answer, value = (
-            json.dumps({"translation": other}),
-            f"'{word}' in {language} is '{other}'.",
-            other,
-        )
-    else:
-        room, on = pick(rng, "kitchen", "bedroom", "office", "bathroom", "garage"), rng.random() < 0.5
-        args = {"room": room, "on": on}
-        user = pick(
-            rng,
-            f"Turn the lights in the {room} {'on' if on else 'off'}.",
-            f"Switch {'on' if on else 'off'} the {room} lights.",
-        )
-        result, answer, value = (
-            json.dumps({"ok": True}),
-            f"The {room} lights are {'on' if on else 'off'}.",
-            f"lights are {'on' if on else 'off'}",
-        )
-    turn = Turn(
+    args, user, result, answer, value = TALKS[name](rng)
+    return Turn(
         "tool",
         user,
         answer,
         f"I should call {name} for this.",
         f"tool {user}",
         {"type": "contains", "expected": value},
+        call=(name, args),
+        result=json.dumps(result),
     )
-    turn.call, turn.result = (name, args), result
-    return turn
 
 
 # ---------------------------------------------------------------- memory over turns

@@ -165,126 +165,112 @@ def plural(n: int, color: str, shape: str) -> str:
     return f"{n} {color} {shape}{end}"
 
 
+# Kind, question, answer, what is thought, the key of what must not repeat, and the pictures.
+Asked = tuple[str, str, str, str, str, list[Any]]
+
+
+def digit(rng: random.Random, split: str) -> Asked:
+    image, label, key = scan(rng, split)
+    user = pick(rng, "Which digit is this?", "What digit do you see?", "Which digit is in the picture?")
+    think = f"The picture shows a handwritten {label}."
+    return "image-digit", user, f"The digit is {label}.", think, key, [image]
+
+
+def number(rng: random.Random, _: str) -> Asked:
+    n = rng.randrange(10 ** rng.choice([1, 2, 3, 3]))
+    grid = rng.choice([(4, 4), (4, 6), (4, 8), (6, 6)]) if n < 100 else (4, 8)
+    image = draw_text(rng, str(n), grid, jitter(rng, RGB[rng.choice(list(RGB))]))
+    user = pick(rng, "Which number is this?", "Read the number in the picture.", "What number do you see?")
+    think = f"The picture shows the number {n}."
+    return "image-number", user, f"The number is {n}.", think, f"number {n}", [image]
+
+
+def one_shape(rng: random.Random, _: str) -> Asked:
+    shape, color = rng.choice(SHAPES), rng.choice(list(RGB))
+    images = [shape_image(rng, shape, color)]
+    key = f"shape {rng.random()}"
+    which = rng.randrange(3)
+    if which == 0:
+        user = pick(rng, "What do you see?", "Describe the picture.", "Which shape and color is this?")
+        answer = f"I see a {color} {shape}."
+    elif which == 1:
+        user = pick(rng, "What color is the shape?", "Which color is it?")
+        answer = f"The color is {color}."
+    else:
+        user = pick(rng, "Which shape is this?", "What shape do you see?")
+        answer = f"The shape is a {shape}."
+    return "image-shape", user, answer, f"The picture shows one shape: a {color} {shape}.", key, images
+
+
+def how_many(rng: random.Random, _: str) -> Asked:
+    n, shape, color = rng.randint(1, 6), rng.choice(SHAPES), rng.choice(list(RGB))
+    images = [many_shapes(rng, n, shape, color)]
+    key = f"many {rng.random()}"
+    user = pick(
+        rng,
+        "How many shapes are there?",
+        "Count the shapes in the picture.",
+        "What is in the picture, and how many?",
+    )
+    answer = f"There {'is' if n == 1 else 'are'} {plural(n, color, shape)}."
+    return "image-count", user, answer, f"I count {n}. They are {color}.", key, images
+
+
+def word(rng: random.Random, _: str) -> Asked:
+    said = (
+        "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 3)))
+        if rng.random() < 0.3
+        else some_word(rng, 3, 5)[:5].upper()
+    )
+    color = rng.choice(["black", "black", "blue", "red", "green", "purple"])
+    image = draw_text(rng, said, (4, 8), jitter(rng, RGB[color]))
+    user = pick(
+        rng, "What does the picture say?", "Read the word in the picture.", "Which word is written here?"
+    )
+    think = f"The letters are {'-'.join(said)}."
+    return "image-word", user, f'It says "{said}".', think, f"read {said}", [image]
+
+
+def two_shapes(rng: random.Random, _: str) -> Asked:
+    same_color, same_shape = rng.random() < 0.5, rng.random() < 0.5
+    s1, c1 = rng.choice(SHAPES), rng.choice(list(RGB))
+    s2 = s1 if same_shape else rng.choice([s for s in SHAPES if s != s1])
+    c2 = c1 if same_color else rng.choice([c for c in RGB if c != c1])
+    images = [shape_image(rng, s1, c1), shape_image(rng, s2, c2)]
+    key = f"pair {rng.random()}"
+    which = rng.randrange(3)
+    if which == 0:
+        user = "Are the two shapes the same color?"
+        answer = f"Yes, both are {c1}." if same_color else f"No, the first is {c1} and the second is {c2}."
+    elif which == 1:
+        user = "Are the two pictures the same shape?"
+        other = f"No, the first is a {s1} and the second is a {s2}."
+        answer = f"Yes, both are a {s1}." if same_shape else other
+    else:
+        user = pick(rng, "Describe the two pictures.", "What is in each picture?")
+        answer = f"The first is a {c1} {s1} and the second is a {c2} {s2}."
+    return "image-pair", user, answer, f"First: a {c1} {s1}. Second: a {c2} {s2}.", key, images
+
+
+def larger_digit(rng: random.Random, split: str) -> Asked:
+    (i1, d1, key), (i2, d2, _) = scan(rng, split), scan(rng, split)
+    while d1 == d2:
+        i2, d2, _ = scan(rng, split)
+    user = pick(rng, "Which picture shows the larger digit?", "In which picture is the digit larger?")
+    answer = (
+        f"The first picture: {d1} is larger than {d2}."
+        if d1 > d2
+        else f"The second picture: {d2} is larger than {d1}."
+    )
+    return "image-pair", user, answer, f"The first digit is {d1}, the second is {d2}.", key, [i1, i2]
+
+
+STYLES = [digit, number, one_shape, how_many, word, two_shapes, larger_digit]
+
+
 def image_turn(rng: random.Random, split: str, style: int | None = None) -> Turn:
     """Image questions draw a fresh picture each time; `key` covers what must not repeat."""
     style = rng.choice([0, 1, 2, 2, 3, 3, 4, 4, 4, 5, 6]) if style is None else style
-    images: list[Any]
-    if style == 0:
-        image, label, key = scan(rng, split)
-        images = [image]
-        user = pick(rng, "Which digit is this?", "What digit do you see?", "Which digit is in the picture?")
-        answer, kind, think = (
-            f"The digit is {label}.",
-            "image-digit",
-            f"The picture shows a handwritten {label}.",
-        )
-    elif style == 1:
-        n = rng.randrange(10 ** rng.choice([1, 2, 3, 3]))
-        key = f"number {n}"
-        images = [
-            draw_text(
-                rng,
-                str(n),
-                rng.choice([(4, 4), (4, 6), (4, 8), (6, 6)]) if n < 100 else (4, 8),
-                jitter(rng, RGB[rng.choice(list(RGB))]),
-            )
-        ]
-        user = pick(
-            rng, "Which number is this?", "Read the number in the picture.", "What number do you see?"
-        )
-        answer, kind, think = f"The number is {n}.", "image-number", f"The picture shows the number {n}."
-    elif style == 2:
-        shape, color = rng.choice(SHAPES), rng.choice(list(RGB))
-        images = [shape_image(rng, shape, color)]
-        key = f"shape {rng.random()}"
-        which = rng.randrange(3)
-        if which == 0:
-            user, answer = (
-                pick(rng, "What do you see?", "Describe the picture.", "Which shape and color is this?"),
-                f"I see a {color} {shape}.",
-            )
-        elif which == 1:
-            user, answer = (
-                pick(rng, "What color is the shape?", "Which color is it?"),
-                f"The color is {color}.",
-            )
-        else:
-            user, answer = (
-                pick(rng, "Which shape is this?", "What shape do you see?"),
-                f"The shape is a {shape}.",
-            )
-        kind, think = "image-shape", f"The picture shows one shape: a {color} {shape}."
-    elif style == 3:
-        n, shape, color = rng.randint(1, 6), rng.choice(SHAPES), rng.choice(list(RGB))
-        images = [many_shapes(rng, n, shape, color)]
-        key = f"many {rng.random()}"
-        user = pick(
-            rng,
-            "How many shapes are there?",
-            "Count the shapes in the picture.",
-            "What is in the picture, and how many?",
-        )
-        answer, kind, think = (
-            f"There {'is' if n == 1 else 'are'} {plural(n, color, shape)}.",
-            "image-count",
-            f"I count {n}. They are {color}.",
-        )
-    elif style == 4:
-        word = (
-            "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 3)))
-            if rng.random() < 0.3
-            else some_word(rng, 3, 5)[:5].upper()
-        )
-        key = f"read {word}"
-        images = [
-            draw_text(
-                rng,
-                word,
-                (4, 8),
-                jitter(rng, RGB[rng.choice(["black", "black", "blue", "red", "green", "purple"])]),
-            )
-        ]
-        user = pick(
-            rng, "What does the picture say?", "Read the word in the picture.", "Which word is written here?"
-        )
-        answer, kind, think = f'It says "{word}".', "image-word", f"The letters are {'-'.join(word)}."
-    elif style == 5:
-        same_color, same_shape = rng.random() < 0.5, rng.random() < 0.5
-        s1, c1 = rng.choice(SHAPES), rng.choice(list(RGB))
-        s2 = s1 if same_shape else rng.choice([s for s in SHAPES if s != s1])
-        c2 = c1 if same_color else rng.choice([c for c in RGB if c != c1])
-        images = [shape_image(rng, s1, c1), shape_image(rng, s2, c2)]
-        key = f"pair {rng.random()}"
-        which = rng.randrange(3)
-        if which == 0:
-            user = "Are the two shapes the same color?"
-            answer = (
-                f"Yes, both are {c1}." if same_color else f"No, the first is {c1} and the second is {c2}."
-            )
-        elif which == 1:
-            user = "Are the two pictures the same shape?"
-            answer = (
-                f"Yes, both are a {s1}."
-                if same_shape
-                else f"No, the first is a {s1} and the second is a {s2}."
-            )
-        else:
-            user, answer = (
-                pick(rng, "Describe the two pictures.", "What is in each picture?"),
-                f"The first is a {c1} {s1} and the second is a {c2} {s2}.",
-            )
-        kind, think = "image-pair", f"First: a {c1} {s1}. Second: a {c2} {s2}."
-    else:
-        (i1, d1, k1), (i2, d2, _) = scan(rng, split), scan(rng, split)
-        while d1 == d2:
-            i2, d2, _ = scan(rng, split)
-        images, key = [i1, i2], k1
-        user = pick(rng, "Which picture shows the larger digit?", "In which picture is the digit larger?")
-        answer = (
-            f"The first picture: {d1} is larger than {d2}."
-            if d1 > d2
-            else f"The second picture: {d2} is larger than {d1}."
-        )
-        kind, think = "image-pair", f"The first digit is {d1}, the second is {d2}."
+    kind, user, answer, think, key, images = STYLES[style](rng, split)
     arrays = [np.asarray(i, dtype=np.uint8) for i in images]
     return Turn(kind, user, answer, think, key, {"type": "exact", "expected": answer}, arrays)
