@@ -166,8 +166,8 @@ def image_prompt(count: int) -> list[dict]:
 # ----------------------------------------------------------------- configuration and weights
 
 
-def make_config(p: Preset, ids: dict[str, int], vocab: int) -> dict:
-    """config.json with the keys and order of the published models."""
+def text_config(p: Preset, end: int, vocab: int) -> dict:
+    """`text_config`; `end` is the id of the end of a text."""
     kinds = ["full_attention" if (i + 1) % p.interval == 0 else "linear_attention" for i in range(p.layers)]
     rope = {
         "mrope_interleaved": True,
@@ -176,13 +176,13 @@ def make_config(p: Preset, ids: dict[str, int], vocab: int) -> dict:
         "rope_theta": p.theta,
         "rope_type": "default",
     }
-    text = {
+    return {
         "attention_bias": False,
         "attention_dropout": 0.0,
         "attn_output_gate": True,
         "bos_token_id": None,
         "dtype": "bfloat16",
-        "eos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": end,
         "full_attention_interval": p.interval,
         "head_dim": p.head_dim,
         "hidden_act": "silu",
@@ -216,7 +216,11 @@ def make_config(p: Preset, ids: dict[str, int], vocab: int) -> dict:
         "use_cache": True,
         "vocab_size": vocab,
     }
-    vision = {
+
+
+def vision_config(p: Preset) -> dict:
+    """`vision_config`."""
+    return {
         "deepstack_visual_indexes": [],
         "depth": p.vision_depth,
         "hidden_act": "gelu_pytorch_tanh",
@@ -232,121 +236,143 @@ def make_config(p: Preset, ids: dict[str, int], vocab: int) -> dict:
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
+
+
+def make_config(p: Preset, ids: dict[str, int], vocab: int) -> dict:
+    """config.json with the keys and order of the published models."""
     return {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "image_token_id": ids["<|image_pad|>"],
         "model_type": "qwen3_5_moe",
-        "text_config": text,
+        "text_config": text_config(p, ids["<|endoftext|>"], vocab),
         "tie_word_embeddings": p.tied,
         "video_token_id": ids["<|video_pad|>"],
-        "vision_config": vision,
+        "vision_config": vision_config(p),
         "vision_end_token_id": ids["<|vision_end|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
     }
 
 
-def make_weights(p: Preset, vocab: int) -> Tensors:
-    """Random tensors under the published names, in the published dtypes."""
-    rng = np.random.default_rng(p.seed)
-    out: Tensors = {}
+class Weights:
+    """Random tensors under the published names, in the published dtypes, drawn in the order of the calls."""
 
-    def put(name: str, value: np.ndarray, dtype: torch.dtype = torch.bfloat16) -> None:
-        out[name] = torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)).to(dtype)
+    def __init__(self, p: Preset) -> None:
+        self.p = p
+        self.rng = np.random.default_rng(p.seed)
+        self.out: Tensors = {}
 
-    def normal(*shape: int, std: float) -> np.ndarray:
-        return rng.standard_normal(shape) * std
+    def put(self, name: str, value: np.ndarray, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.out[name] = torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)).to(dtype)
 
-    def linear(name: str, *shape: int, gain: float = 1.0, bias: bool = False) -> None:
-        put(name + ".weight", normal(*shape, std=gain / math.sqrt(math.prod(shape[1:]))))
+    def normal(self, *shape: int, std: float) -> np.ndarray:
+        return self.rng.standard_normal(shape) * std
+
+    def linear(self, name: str, *shape: int, gain: float = 1.0, bias: bool = False) -> None:
+        self.put(name + ".weight", self.normal(*shape, std=gain / math.sqrt(math.prod(shape[1:]))))
         if bias:
-            put(name + ".bias", normal(shape[0], std=0.1))
+            self.put(name + ".bias", self.normal(shape[0], std=0.1))
 
-    def norm(name: str, size: int, center: float = 0.0, bias: bool = False) -> None:
-        put(name + ".weight", center + normal(size, std=0.15))
+    def norm(self, name: str, size: int, center: float = 0.0, bias: bool = False) -> None:
+        self.put(name + ".weight", center + self.normal(size, std=0.15))
         if bias:
-            put(name + ".bias", normal(size, std=0.1))
+            self.put(name + ".bias", self.normal(size, std=0.1))
 
-    h, r = p.hidden, p.residual_gain
+    def attention(self, name: str) -> None:
+        p = self.p
+        self.linear(name + "q_proj", 2 * p.heads * p.head_dim, p.hidden, gain=1.5)
+        self.linear(name + "k_proj", p.kv_heads * p.head_dim, p.hidden)
+        self.linear(name + "v_proj", p.kv_heads * p.head_dim, p.hidden)
+        self.linear(name + "o_proj", p.hidden, p.heads * p.head_dim, gain=2.0 * p.residual_gain)
+        self.norm(name + "q_norm", p.head_dim, 0.3)
+        self.norm(name + "k_norm", p.head_dim, 0.3)
 
-    def attention(name: str) -> None:
-        linear(name + "q_proj", 2 * p.heads * p.head_dim, h, gain=1.5)
-        linear(name + "k_proj", p.kv_heads * p.head_dim, h)
-        linear(name + "v_proj", p.kv_heads * p.head_dim, h)
-        linear(name + "o_proj", h, p.heads * p.head_dim, gain=2.0 * r)
-        norm(name + "q_norm", p.head_dim, 0.3)
-        norm(name + "k_norm", p.head_dim, 0.3)
-
-    def delta_net(name: str) -> None:
+    def delta_net(self, name: str) -> None:
+        p = self.p
         key, value = p.k_heads * p.linear_dim, p.v_heads * p.linear_dim
-        linear(name + "in_proj_qkv", 2 * key + value, h)
-        linear(name + "in_proj_z", value, h)
-        linear(name + "in_proj_b", p.v_heads, h)
-        linear(name + "in_proj_a", p.v_heads, h)
-        put(name + "conv1d.weight", normal(2 * key + value, 1, 4, std=0.6))
-        put(name + "dt_bias", rng.uniform(-5.0, 0.0, p.v_heads))
-        put(name + "A_log", np.log(rng.uniform(0.2, 8.0, p.v_heads)), torch.float32)
-        put(name + "norm.weight", 1.0 + normal(p.linear_dim, std=0.15), torch.float32)
-        linear(name + "out_proj", h, value, gain=2.0 * r)
+        self.linear(name + "in_proj_qkv", 2 * key + value, p.hidden)
+        self.linear(name + "in_proj_z", value, p.hidden)
+        self.linear(name + "in_proj_b", p.v_heads, p.hidden)
+        self.linear(name + "in_proj_a", p.v_heads, p.hidden)
+        self.put(name + "conv1d.weight", self.normal(2 * key + value, 1, 4, std=0.6))
+        self.put(name + "dt_bias", self.rng.uniform(-5.0, 0.0, p.v_heads))
+        self.put(name + "A_log", np.log(self.rng.uniform(0.2, 8.0, p.v_heads)), torch.float32)
+        self.put(name + "norm.weight", 1.0 + self.normal(p.linear_dim, std=0.15), torch.float32)
+        self.linear(name + "out_proj", p.hidden, value, gain=2.0 * p.residual_gain)
 
-    def moe(name: str, split: bool) -> None:
-        linear(name + "gate", p.experts, h, gain=1.5)
-        gate_up = normal(p.experts, 2 * p.moe_size, h, std=1.5 / math.sqrt(h))
-        down = normal(p.experts, h, p.moe_size, std=2.0 * r / math.sqrt(p.moe_size))
+    def moe(self, name: str, split: bool) -> None:
+        p, h = self.p, self.p.hidden
+        self.linear(name + "gate", p.experts, h, gain=1.5)
+        gate_up = self.normal(p.experts, 2 * p.moe_size, h, std=1.5 / math.sqrt(h))
+        down = self.normal(p.experts, h, p.moe_size, std=2.0 * p.residual_gain / math.sqrt(p.moe_size))
         if split:
             for e in range(p.experts):
-                put(f"{name}experts.{e}.gate_proj.weight", gate_up[e, : p.moe_size])
-                put(f"{name}experts.{e}.up_proj.weight", gate_up[e, p.moe_size :])
-                put(f"{name}experts.{e}.down_proj.weight", down[e])
+                self.put(f"{name}experts.{e}.gate_proj.weight", gate_up[e, : p.moe_size])
+                self.put(f"{name}experts.{e}.up_proj.weight", gate_up[e, p.moe_size :])
+                self.put(f"{name}experts.{e}.down_proj.weight", down[e])
         else:
-            put(name + "experts.gate_up_proj", gate_up)
-            put(name + "experts.down_proj", down)
-        linear(name + "shared_expert.gate_proj", p.shared_size, h, gain=1.5)
-        linear(name + "shared_expert.up_proj", p.shared_size, h, gain=1.5)
-        linear(name + "shared_expert.down_proj", h, p.shared_size, gain=2.0 * r)
-        linear(name + "shared_expert_gate", 1, h)
+            self.put(name + "experts.gate_up_proj", gate_up)
+            self.put(name + "experts.down_proj", down)
+        self.linear(name + "shared_expert.gate_proj", p.shared_size, h, gain=1.5)
+        self.linear(name + "shared_expert.up_proj", p.shared_size, h, gain=1.5)
+        self.linear(name + "shared_expert.down_proj", h, p.shared_size, gain=2.0 * p.residual_gain)
+        self.linear(name + "shared_expert_gate", 1, h)
 
-    def block(name: str, full: bool, split: bool = False) -> None:
-        norm(name + "input_layernorm", h)
+    def block(self, name: str, full: bool, split: bool = False) -> None:
+        self.norm(name + "input_layernorm", self.p.hidden)
         if full:
-            attention(name + "self_attn.")
+            self.attention(name + "self_attn.")
         else:
-            delta_net(name + "linear_attn.")
-        norm(name + "post_attention_layernorm", h)
-        moe(name + "mlp.", split)
+            self.delta_net(name + "linear_attn.")
+        self.norm(name + "post_attention_layernorm", self.p.hidden)
+        self.moe(name + "mlp.", split)
 
-    put("model.language_model.embed_tokens.weight", normal(vocab, h, std=0.7))
-    for i in range(p.layers):
-        block(f"model.language_model.layers.{i}.", (i + 1) % p.interval == 0)
-    norm("model.language_model.norm", h)
-    if not p.tied:
-        linear("lm_head", vocab, h, gain=2.5)
+    def text(self, vocab: int) -> None:
+        p = self.p
+        self.put("model.language_model.embed_tokens.weight", self.normal(vocab, p.hidden, std=0.7))
+        for i in range(p.layers):
+            self.block(f"model.language_model.layers.{i}.", (i + 1) % p.interval == 0)
+        self.norm("model.language_model.norm", p.hidden)
+        if not p.tied:
+            self.linear("lm_head", vocab, p.hidden, gain=2.5)
 
-    v, m = p.vision_hidden, 4 * p.vision_hidden
-    linear("model.visual.patch_embed.proj", v, 3, 2, p.patch, p.patch, gain=2.0, bias=True)
-    put("model.visual.pos_embed.weight", normal(p.table_side**2, v, std=0.5))
-    for i in range(p.vision_depth):
-        b = f"model.visual.blocks.{i}."
-        norm(b + "norm1", v, 1.0, bias=True)
-        norm(b + "norm2", v, 1.0, bias=True)
-        linear(b + "attn.qkv", 3 * v, v, gain=1.5, bias=True)
-        linear(b + "attn.proj", v, v, bias=True)
-        linear(b + "mlp.linear_fc1", p.vision_mlp, v, gain=1.5, bias=True)
-        linear(b + "mlp.linear_fc2", v, p.vision_mlp, bias=True)
-    norm("model.visual.merger.norm", v, 1.0, bias=True)
-    linear("model.visual.merger.linear_fc1", m, m, gain=1.5, bias=True)
-    linear("model.visual.merger.linear_fc2", h, m, gain=1.5, bias=True)
+    def tower(self) -> None:
+        p = self.p
+        v, m = p.vision_hidden, 4 * p.vision_hidden
+        self.linear("model.visual.patch_embed.proj", v, 3, 2, p.patch, p.patch, gain=2.0, bias=True)
+        self.put("model.visual.pos_embed.weight", self.normal(p.table_side**2, v, std=0.5))
+        for i in range(p.vision_depth):
+            b = f"model.visual.blocks.{i}."
+            self.norm(b + "norm1", v, 1.0, bias=True)
+            self.norm(b + "norm2", v, 1.0, bias=True)
+            self.linear(b + "attn.qkv", 3 * v, v, gain=1.5, bias=True)
+            self.linear(b + "attn.proj", v, v, bias=True)
+            self.linear(b + "mlp.linear_fc1", p.vision_mlp, v, gain=1.5, bias=True)
+            self.linear(b + "mlp.linear_fc2", v, p.vision_mlp, bias=True)
+        self.norm("model.visual.merger.norm", v, 1.0, bias=True)
+        self.linear("model.visual.merger.linear_fc1", m, m, gain=1.5, bias=True)
+        self.linear("model.visual.merger.linear_fc2", p.hidden, m, gain=1.5, bias=True)
 
-    fc = normal(h, 2 * h, std=0.5 / math.sqrt(h))
-    fc[:, :h] += p.mtp_copy * np.eye(h)
-    put("mtp.fc.weight", fc)
-    norm("mtp.pre_fc_norm_embedding", h)
-    norm("mtp.pre_fc_norm_hidden", h)
-    block("mtp.layers.0.", True, p.split_mtp_experts)
-    if p.mtp_copy:  # same last norm as the model, so that the drafts can agree with it
-        put("mtp.norm.weight", out["model.language_model.norm.weight"].float().numpy())
-    else:
-        norm("mtp.norm", h)
-    return out
+    def mtp(self) -> None:
+        p, h = self.p, self.p.hidden
+        fc = self.normal(h, 2 * h, std=0.5 / math.sqrt(h))
+        fc[:, :h] += p.mtp_copy * np.eye(h)
+        self.put("mtp.fc.weight", fc)
+        self.norm("mtp.pre_fc_norm_embedding", h)
+        self.norm("mtp.pre_fc_norm_hidden", h)
+        self.block("mtp.layers.0.", True, p.split_mtp_experts)
+        if p.mtp_copy:  # same last norm as the model, so that the drafts can agree with it
+            self.put("mtp.norm.weight", self.out["model.language_model.norm.weight"].float().numpy())
+        else:
+            self.norm("mtp.norm", h)
+
+
+def make_weights(p: Preset, vocab: int) -> Tensors:
+    """All tensors of a model with `vocab` tokens."""
+    weights = Weights(p)
+    weights.text(vocab)
+    weights.tower()
+    weights.mtp()
+    return weights.out
 
 
 def write_weights(folder: pathlib.Path, weights: Tensors, shards: int) -> None:
