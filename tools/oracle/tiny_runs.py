@@ -70,6 +70,22 @@ class Run:
     embeds: torch.Tensor
 
 
+def one_by_one_error(model, embeds: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> float:
+    """Largest difference of `logits` from those of one token at a time over the same embeddings, relative to
+    the largest logit."""
+    cache, rows = None, []
+    for t in range(len(embeds)):
+        got = model.model.language_model(
+            inputs_embeds=embeds[None, t : t + 1],
+            position_ids=positions[:, None, t : t + 1],
+            cache=cache,
+            use_cache=True,
+        )
+        cache = got.cache
+        rows.append(model.lm_head(got.last_hidden_state)[0, 0])
+    return float((torch.stack(rows) - logits[0]).abs().max() / logits.abs().max())
+
+
 def run_prompt(
     model,
     ids: list[int],
@@ -117,20 +133,7 @@ def run_prompt(
         row = got.logits[0, -1]
         greedy_rows.append(row)
 
-    # One token at a time from nothing, over the same embeddings.
-    cache, rows = None, []
-    for t in range(len(ids) if one_by_one else 0):
-        got = lm(
-            inputs_embeds=seen[0][None, t : t + 1],
-            position_ids=positions[:, None, t : t + 1],
-            cache=cache,
-            use_cache=True,
-        )
-        cache = got.cache
-        rows.append(model.lm_head(got.last_hidden_state)[0, 0])
-    error = (
-        float((torch.stack(rows) - out.logits[0]).abs().max() / out.logits.abs().max()) if rows else math.nan
-    )
+    error = one_by_one_error(model, seen[0], positions, out.logits) if one_by_one else math.nan
     return Run(
         out.logits[0],
         seen,
