@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use device::KvForm;
 use device::cuda::rehearsal::{CARD_KINDS, rehearse};
-use model::Model;
 use model::qwen3_5::open;
+use model::{Model, PAGE_TOKENS};
 
 use blank::Blank;
 use subjects::{MLX_4BIT, Result};
@@ -37,7 +37,9 @@ fn measure(tour: &mut Tour<'_>, streams: usize, rows: usize, steps: usize) -> Re
         if at % 100 == 0 {
             (0..streams).try_for_each(|slot| tour.clear(slot))?;
         }
-        let windows: Vec<_> = (0..streams).map(|slot| tour.window(slot, rows)).collect();
+        let mut windows: Vec<_> = (0..streams).map(|slot| tour.window(slot, rows)).collect();
+        // As many pages as an engine has given out.
+        windows.iter_mut().for_each(|w| w.pages.truncate((w.start + rows).div_ceil(PAGE_TOKENS)));
         let before = Instant::now();
         tour.step(&windows)?;
         times.push(before.elapsed());

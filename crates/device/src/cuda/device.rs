@@ -9,7 +9,7 @@ use super::experts::PackedExperts;
 use super::kv::KvPages;
 use super::linear::PackedMatrix;
 use super::lower::{PickTable, Vector};
-use super::memory::{DeviceMemory, Plane, StepShape, Upload};
+use super::memory::{DeviceMemory, Plane, StepReach, StepShape, Upload};
 use super::rope::RotaryTable;
 use super::state::States;
 use super::{Command, Cuda};
@@ -91,7 +91,7 @@ impl Cuda {
 
     /// Refuses a step whose places the pool does not have.
     fn check_places(&self, stage: &'static str, pool: StatePool) -> Result {
-        self.step.windows().iter().try_for_each(|w| self.check_place(stage, pool, w.place).map(drop))
+        self.reach.place.map_or(Ok(()), |place| self.check_place(stage, pool, place).map(drop))
     }
 
     fn check_pages(&self, stage: &'static str, pool: KvPool, pages: &[u32]) -> Result {
@@ -104,7 +104,7 @@ impl Cuda {
 
     /// Refuses a step whose pages the pool does not have.
     pub(super) fn check_step_pages(&self, stage: &'static str, pool: KvPool) -> Result {
-        self.step.windows().iter().try_for_each(|w| self.check_pages(stage, pool, &w.pages))
+        self.check_pages(stage, pool, self.reach.page.as_slice())
     }
 
     /// Words of a command in the upload; flushes first where they do not fit.
@@ -323,6 +323,7 @@ impl Device for Cuda {
         self.flush()?;
         self.upload = Upload::of(step)?;
         self.shape = StepShape::of(step);
+        self.reach = StepReach::of(step);
         self.step.clone_from(step);
         Ok(())
     }
@@ -393,7 +394,9 @@ impl Device for Cuda {
 
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         self.check_places("conv", pool)?;
-        self.tables.states[pool.0 as usize].make_room(&self.step)?;
+        if self.shape.some_open {
+            self.tables.states[pool.0 as usize].make_room(&self.step)?;
+        }
         self.check_rows("conv", self.shape.rows, &[x, out])?;
         self.record(Command::Conv { x, taps, pool, out })
     }
@@ -409,7 +412,9 @@ impl Device for Cuda {
         out: Buffer,
     ) -> Result {
         self.check_places("delta_rule", pool)?;
-        self.tables.states[pool.0 as usize].make_room(&self.step)?;
+        if self.shape.some_open {
+            self.tables.states[pool.0 as usize].make_room(&self.step)?;
+        }
         self.check_rows("delta_rule", self.shape.rows, &[mixed, a, b, out])?;
         let kept = &mut self.kept[pool.0 as usize];
         for window in self.step.windows() {
@@ -434,7 +439,7 @@ impl Device for Cuda {
         shape: AttentionShape,
         q: Buffer,
     ) -> Result {
-        self.tables.rotaries[rotary.0 as usize].check("qk_norm_rope", &self.step)?;
+        self.tables.rotaries[rotary.0 as usize].check("qk_norm_rope", self.reach.position)?;
         self.check_rows("qk_norm_rope", self.shape.rows, &[qg, k, q])?;
         let eps = eps.to_bits();
         self.record(Command::QkNormRope { qg, k, q_weight, k_weight, eps, rotary, shape, q })

@@ -189,6 +189,25 @@ impl StepShape {
     }
 }
 
+/// The highest numbers that a step names, for the checks of its stages; `None` where it names none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepReach {
+    pub(super) place: Option<u32>,
+    pub(super) page: Option<u32>,
+    pub(super) position: Option<u32>,
+}
+
+impl StepReach {
+    pub(super) fn of(step: &Step) -> Self {
+        let windows = step.windows();
+        Self {
+            place: windows.iter().map(|window| window.place).max(),
+            page: windows.iter().filter_map(|window| window.pages.iter().copied().max()).max(),
+            position: step.rows().iter().flat_map(|row| row.position).max(),
+        }
+    }
+}
+
 /// Where the tables of a step lie (kernels/cuda/step.cuh, `StepTables`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepAddresses {
@@ -239,9 +258,10 @@ impl Upload {
         let mut words: Vec<u32> = Vec::with_capacity(rows.len() * ROW_WORDS);
         let mut pages = Vec::new();
         let mut table: Vec<u32> = Vec::with_capacity(windows.len() * WINDOW_WORDS);
+        let (mut ancestors, mut depths): (Vec<u32>, Vec<usize>) = (Vec::new(), Vec::new());
         for (at, window) in windows.iter().enumerate() {
-            let mut ancestors: Vec<u32> = Vec::new();
-            let mut depths: Vec<usize> = Vec::new();
+            ancestors.clear();
+            depths.clear();
             for row in 0..window.rows {
                 let parent = window.parent(row);
                 // Chains may be longer than a word; nobody reads their bits beyond it.

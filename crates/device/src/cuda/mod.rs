@@ -57,7 +57,7 @@ use compile::Kernels;
 use driver::{Card, Driver, Pinned, Result};
 use graph::{Key, Lists};
 use lower::{Lowering, Tables};
-use memory::{DeviceMemory, StepShape, UPLOAD_BYTES, Upload};
+use memory::{DeviceMemory, StepReach, StepShape, UPLOAD_BYTES, Upload};
 use rehearsal::CardKind;
 
 /// Host copies of uploads in flight: the host may prepare this many flushes ahead.
@@ -99,6 +99,7 @@ pub struct Cuda {
     commands: Vec<Command>,
     step: Step,
     shape: StepShape,
+    reach: StepReach,
     upload: Upload,
     /// Where the upload of the running list lies on the card.
     area: DeviceMemory,
@@ -168,6 +169,7 @@ impl Cuda {
             lists: Lists::new(driver.clone(), settings.graphs),
             commands: Vec::new(),
             shape: StepShape::of(&step),
+            reach: StepReach::of(&step),
             step,
             upload,
             area: DeviceMemory::zeros(&driver, "upload", UPLOAD_BYTES)?,

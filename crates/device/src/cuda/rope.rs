@@ -6,7 +6,7 @@ use super::driver::{Driver, Result};
 use super::launch::{Args, Kernel};
 use super::lower::Lowering;
 use super::memory::DeviceMemory;
-use crate::{AttentionShape, Buffer, DeviceError, Rotary, Step, VectorRef};
+use crate::{AttentionShape, Buffer, DeviceError, Rotary, VectorRef};
 
 /// Heads of a block of threads, a warp each.
 const HEADS: usize = 4;
@@ -41,10 +41,9 @@ impl RotaryTable {
         self.cos.bytes() + self.sin.bytes() + self.axes.bytes()
     }
 
-    /// Refuses a step with positions that the tables do not have.
-    pub(super) fn check(&self, stage: &'static str, step: &Step) -> Result {
-        let beyond = |position: &u32| self.half > 0 && *position as usize >= self.positions;
-        match step.rows().iter().flat_map(|row| row.position).find(beyond) {
+    /// Refuses a step whose highest position the tables do not have.
+    pub(super) fn check(&self, stage: &'static str, highest: Option<u32>) -> Result {
+        match highest.filter(|&position| self.half > 0 && position as usize >= self.positions) {
             None => Ok(()),
             Some(position) => Err(DeviceError::Failed {
                 stage,

@@ -116,7 +116,7 @@ impl Cuda {
     ) -> Result {
         let (stage, rows) = ("rope_2d", self.shape.rows);
         let (table, width) = (&self.tables.rotaries[rotary.0 as usize], shape.heads * shape.head_dim);
-        table.check(stage, &self.step)?;
+        table.check(stage, self.reach.position)?;
         if 2 * table.half() != shape.head_dim || shape.kv_heads != shape.heads {
             let message =
                 format!("{shape:?} turned in {} dims: whole heads, q, k and v alike", 2 * table.half());
