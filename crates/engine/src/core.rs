@@ -18,7 +18,7 @@ use crate::disk::{DiskSettings, DiskTier};
 use crate::encoding::Encoder;
 use crate::event::{DraftStats, Event, FinishReason, Reply, ReplyError, Stats};
 use crate::mask::Mask;
-use crate::plan::plan;
+use crate::plan::{Part, plan};
 use crate::request::{Checked, Limits, Request};
 use crate::running::Running;
 use crate::store::{CacheLimits, Store};
@@ -200,6 +200,12 @@ pub struct Core {
     pub(crate) encoder: Encoder,
     /// Failed steps since the last good one.
     pub(crate) faults_in_row: u32,
+    /// Tokens that are told while the next step runs.
+    pub(crate) told: Vec<(Reply, Event)>,
+    /// Whether those of the current round are.
+    pub(crate) tells_later: bool,
+    /// Whether ticks follow one another at once, so that they may be.
+    ticks_on: bool,
     arrivals: u64,
 }
 
@@ -241,6 +247,9 @@ impl Core {
             odds_copy: Odds::default(),
             last_step: clock.now(),
             faults_in_row: 0,
+            told: Vec::new(),
+            tells_later: false,
+            ticks_on: false,
             arrivals: 0,
             model,
             spec,
@@ -294,8 +303,32 @@ impl Core {
         self.admit();
     }
 
+    /// From now on [`Self::tick`] is called again as soon as it has returned true: tokens of a step may then be
+    /// told while the next one runs.
+    pub(crate) fn tick_on(&mut self) {
+        self.ticks_on = true;
+    }
+
+    /// Tells what waits to be told.
+    pub(crate) fn tell(&mut self) {
+        self.told.drain(..).for_each(|(reply, event)| reply.send(event));
+    }
+
+    /// Decides whether the tokens of a round of these parts are told while the next step runs. What takes long
+    /// before a step runs keeps nobody waiting.
+    pub(crate) fn begin_telling(&mut self, parts: &[Part]) {
+        let decodes = parts.iter().all(|part| matches!(part, Part::Decode { .. }));
+        self.tells_later = self.ticks_on && decodes && self.model.steps_ahead();
+        if !decodes {
+            self.tell();
+        }
+    }
+
     /// One turn of the loop. False: nothing to do until the next request.
     pub fn tick(&mut self) -> bool {
+        if !self.queue.is_empty() || self.encoder.busy() {
+            self.tell();
+        }
         self.welcome();
         let encoded = self.encode();
         let stall = self.settings.max_stall.saturating_sub(encoded);
@@ -303,9 +336,12 @@ impl Core {
         if !views.is_empty() {
             let parts = plan(&views, self.step_limits(&views, stall));
             self.run(parts);
-        } else if encoded.is_zero() && !self.encoder.busy() {
-            self.wait_for_disk();
-            return !self.queue.is_empty();
+        } else {
+            self.tell();
+            if encoded.is_zero() && !self.encoder.busy() {
+                self.wait_for_disk();
+                return !self.queue.is_empty();
+            }
         }
         self.last_step = self.clock.now();
         true
@@ -395,6 +431,7 @@ impl Core {
             }
             FinishReason::Eos(_) | FinishReason::Stop(_) | FinishReason::Length => {}
         }
+        self.tell();
         reply.send(Event::Finished { choice, reason, stats: Box::new(stats) });
     }
 
@@ -416,4 +453,47 @@ pub(crate) fn shared_namespace(name: &str) -> String {
 
 fn private_namespace(order: u64) -> String {
     format!("private {order}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::fake::{FakeConfig, FakeModel};
+
+    /// Tokens heard after each tick of a reply of five, and the reply.
+    fn heard(steps_ahead: bool) -> (Vec<usize>, Vec<u32>) {
+        let config = FakeConfig { steps_ahead, ..FakeConfig::default() };
+        let clock = Arc::new(ManualClock::default());
+        let model = Box::new(FakeModel::new(config.clone()));
+        let mut core = Core::new(model, Settings::new(64, vec![1]), clock).expect("large enough");
+        core.tick_on();
+        let (sender, events) = std::sync::mpsc::channel();
+        let (reply, _ticket) = Reply::new(Box::new(move |event: Event| drop(sender.send(event))));
+        let mut request = Request::new(vec![5, 6, 7], 5);
+        request.sampling.ignore_eos = true;
+        request.drafting.policy = crate::request::DraftPolicy::Off;
+        core.submit(core.limits().check(request).expect("fits"), reply);
+        let (mut said, mut counts) = (Vec::new(), Vec::new());
+        while !core.idle() {
+            core.tick();
+            for event in events.try_iter() {
+                if let Event::Tokens { tokens, .. } = event {
+                    said.extend(tokens);
+                }
+            }
+            counts.push(said.len());
+        }
+        (counts, said)
+    }
+
+    #[test]
+    fn tokens_are_told_while_the_next_step_runs() {
+        let (at_once, said) = heard(false);
+        assert_eq!(at_once, [1, 2, 3, 4, 5]);
+        let (later, same) = heard(true);
+        // The first comes with the prompt, the last with the end.
+        assert_eq!(later, [1, 1, 2, 3, 5]);
+        assert_eq!(same, said);
+    }
 }

@@ -80,6 +80,8 @@ pub struct FakeConfig {
     pub poison: Option<u32>,
     /// What pictures it takes; their features are hashes of their digests.
     pub images: Option<ImageSpec>,
+    /// What [`Model::steps_ahead`] says.
+    pub steps_ahead: bool,
 }
 
 impl Default for FakeConfig {
@@ -96,7 +98,8 @@ impl Default for FakeConfig {
             page_bytes: PAGE_TOKENS * 9,
             snapshot_bytes: SNAPSHOT_BYTES,
         };
-        Self { spec, drafts: FakeDrafts::Right, pace: Pace::Free, poison: None, images: None }
+        let drafts = FakeDrafts::Right;
+        Self { spec, drafts, pace: Pace::Free, poison: None, images: None, steps_ahead: false }
     }
 }
 
@@ -394,6 +397,10 @@ impl Model for FakeModel {
 
     fn step(&mut self, windows: &[Window]) -> Result<usize, ModelError> {
         self.step_images(windows, &[])
+    }
+
+    fn steps_ahead(&self) -> bool {
+        self.config.steps_ahead
     }
 
     fn image_spec(&self) -> Option<ImageSpec> {

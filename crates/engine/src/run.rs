@@ -170,6 +170,7 @@ impl Core {
 
     /// Runs the parts and settles them.
     pub(crate) fn run(&mut self, parts: Vec<Part>) {
+        self.begin_telling(&parts);
         let mut round = Round::default();
         let trees = self.draft(&parts, &mut round.cost);
         for (part, tree) in parts.into_iter().zip(trees) {
@@ -235,7 +236,9 @@ impl Core {
         if round.draws.is_empty() {
             return Ok(Vec::new());
         }
-        let drawn = self.model.draw(&round.draws).map_err(|error| error.to_string())?;
+        let told = &mut self.told;
+        let mut tell = || told.drain(..).for_each(|(reply, event)| reply.send(event));
+        let drawn = self.model.draw_beside(&round.draws, &mut tell).map_err(|error| error.to_string())?;
         match drawn.len() == round.draws.len() {
             true => Ok(drawn),
             false => Err(format!("{} draws answered of {}", drawn.len(), round.draws.len())),
@@ -299,6 +302,7 @@ impl Core {
             return chains;
         }
         let before = self.clock.now();
+        self.tell();
         // A drafter that fails costs speed; whether the device still lives shows in the step.
         let drafts = self.model.draft(&asks).unwrap_or_default();
         cost.draft = self.clock.now().saturating_sub(before);

@@ -104,7 +104,11 @@ impl Core {
         }
         let given = tokens.len();
         self.counters.generated += given as u64;
-        running.reply.send(Event::Tokens { choice: running.choice, tokens, scores });
+        let event = Event::Tokens { choice: running.choice, tokens, scores };
+        match self.tells_later {
+            true => self.told.push((running.reply.clone(), event)),
+            false => running.reply.send(event),
+        }
         if let Some(reason) = end {
             self.retire(slot, reason);
         }

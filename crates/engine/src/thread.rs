@@ -223,6 +223,7 @@ fn serve(mut core: Core, commands: &Receiver<Command>, shared: &Shared) {
 
 /// Takes commands and ticks until told to stop or nobody can send any more.
 fn turn(core: &mut Core, commands: &Receiver<Command>, shared: &Shared) -> String {
+    core.tick_on();
     let mut waiting = 0;
     let mut busy = false;
     let mut news = false;

@@ -34,7 +34,12 @@ fn slow() -> FakeConfig {
 
 #[test]
 fn many_threads_submit_and_each_hears_its_own_reply() {
-    let config = config(FakeDrafts::Sometimes(70));
+    for steps_ahead in [false, true] {
+        hears_its_own_reply(FakeConfig { steps_ahead, ..config(FakeDrafts::Sometimes(70)) });
+    }
+}
+
+fn hears_its_own_reply(config: FakeConfig) {
     let handle = Engine::start(Box::new(FakeModel::new(config.clone())), settings()).expect("starts");
     let callers: Vec<_> = (0..8)
         .map(|caller: u64| {

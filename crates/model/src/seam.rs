@@ -141,6 +141,15 @@ pub trait Model: Send {
     fn step(&mut self, windows: &[Window]) -> Result<usize, ModelError>;
     /// Draws from the logits of the last step.
     fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Drawn>, ModelError>;
+    /// Whether [`Self::step`] returns before the step is computed, so that [`Self::draw_beside`] has time.
+    fn steps_ahead(&self) -> bool {
+        false
+    }
+    /// [`Self::draw`], with something to do once while the device computes; where it does not, that comes first.
+    fn draw_beside(&mut self, draws: &[Draw], meanwhile: &mut dyn FnMut()) -> Result<Vec<Drawn>, ModelError> {
+        meanwhile();
+        self.draw(draws)
+    }
     /// Reads one row of the last step's logits, `[vocabulary]`.
     fn read_logits(&mut self, row: usize, out: &mut [f32]) -> Result<(), ModelError>;
     /// Of the slot's last uncommitted window, these rows (a path from its root; possibly empty) become part

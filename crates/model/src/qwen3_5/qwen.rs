@@ -221,6 +221,13 @@ impl Qwen {
         sequence.ok_or_else(|| limit("slot", slot.0, format!("below {slots}")))
     }
 
+    fn check_draws(&self, draws: &[Draw]) -> Result<(), ModelError> {
+        match draws.iter().find(|draw| draw.row >= self.logits_rows) {
+            None => Ok(()),
+            Some(draw) => Err(limit("logits row", draw.row, format!("below {}", self.logits_rows))),
+        }
+    }
+
     /// Runs the queued MTP rows of these slots.
     pub(super) fn catch_up(&mut self, slots: &[SlotId]) -> Result<(), ModelError> {
         let mut windows = Vec::new();
@@ -251,10 +258,27 @@ impl Model for Qwen {
     }
 
     fn draw(&mut self, draws: &[Draw]) -> Result<Vec<Drawn>, ModelError> {
-        if let Some(draw) = draws.iter().find(|draw| draw.row >= self.logits_rows) {
-            return Err(limit("logits row", draw.row, format!("below {}", self.logits_rows)));
-        }
+        self.check_draws(draws)?;
         Ok(self.device.draw(self.network.scratch.logits, draws)?)
+    }
+
+    fn steps_ahead(&self) -> bool {
+        self.device.draws_later()
+    }
+
+    fn draw_beside(&mut self, draws: &[Draw], meanwhile: &mut dyn FnMut()) -> Result<Vec<Drawn>, ModelError> {
+        if !self.device.draws_later() {
+            meanwhile();
+            return self.draw(draws);
+        }
+        let queued = self
+            .check_draws(draws)
+            .and_then(|()| Ok(self.device.draw_later(self.network.scratch.logits, draws)?));
+        meanwhile();
+        // What was queued is taken in any case, or the next call would get it.
+        let drawn = self.device.drawn();
+        queued?;
+        Ok(drawn?)
     }
 
     fn read_logits(&mut self, row: usize, out: &mut [f32]) -> Result<(), ModelError> {
