@@ -106,6 +106,11 @@ pub struct Drawn {
 }
 
 /// Memory and stages. One queue: calls take effect in order.
+///
+/// Callers pass handles of this device, and rows and widths of the shapes written below: what does not fit is
+/// a mistake of the program, which a device refuses as [`DeviceError::Failed`] or by a panic. Memory that cannot
+/// be had is [`DeviceError::OutOfMemory`]. A device that queues may tell a fault of a stage at a later call, and
+/// refuses all calls from then on.
 pub trait Device: Send {
     /// What people see: `cpu (avx512-vnni, 2 threads)`.
     fn name(&self) -> String;
@@ -144,13 +149,13 @@ pub trait Device: Send {
 
     // States.
 
-    /// Zeros a place.
+    /// Zeros the state and the last input rows of a place.
     fn state_clear(&mut self, pool: StatePool, place: u32) -> Result;
     /// Copies a place over another (snapshots).
     fn state_copy(&mut self, pool: StatePool, from: u32, to: u32) -> Result;
-    /// Reads a place.
+    /// Reads a place: state `[Hv, Dk, Dv]` and input rows. Waits for the queue.
     fn state_read(&mut self, pool: StatePool, place: u32) -> Result<DeltaState>;
-    /// Writes a place.
+    /// Writes a place with what [`Self::state_read`] gave, on this device or another.
     fn state_write(&mut self, pool: StatePool, place: u32, state: &DeltaState) -> Result;
     /// Of the place's last uncommitted window, these rows (a path from its root) are real: advances the state
     /// by them in order, with the bits that committed rows would have given. Clears the kept inputs.
@@ -184,9 +189,9 @@ pub trait Device: Send {
     ) -> Result;
     /// `out = x W^T` for several matrices over the same input.
     fn linear(&mut self, x: Buffer, rows: usize, to: &[(MatrixRef, Buffer)]) -> Result;
-    /// `out[r] = [a[r], b[r]]`.
+    /// `out[r] = [a[r], b[r]]`: the width of `out` is the sum of theirs.
     fn join(&mut self, a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
-    /// `out[i] = x[from[i]]`.
+    /// `out[i] = x[from[i]]`, whole rows of one width.
     fn gather(&mut self, x: Buffer, from: &[usize], out: Buffer) -> Result;
     /// `out[to[i]] = x[from[i]]`, exactly; the other rows of `out` stay. `x` and `out` are different buffers
     /// of one width, `from` and `to` have one length, and no row stands twice in `to`.
@@ -240,7 +245,7 @@ pub trait Device: Send {
         experts: ExpertsRef,
         out: Buffer,
     ) -> Result;
-    /// `out = silu(gate) * up`.
+    /// `out = silu(gate) * up`, `[rows, I]` each.
     fn swiglu(&mut self, gate: Buffer, up: Buffer, rows: usize, out: Buffer) -> Result;
     /// `out[r] = sum_i weight_i * routed[r * k + i] + sigmoid(gate[r]) * shared[r]`, picks in rank order, the
     /// shared expert last; `gate` is `[rows, 1]`.
@@ -278,11 +283,13 @@ pub trait Device: Send {
 
     // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
 
-    /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's `frames` times.
+    /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's `frames`
+    /// times.
     fn patch_rows(&mut self, _pixels: Pixels<'_>, _to: Buffer, _at: usize) -> Result {
         no_pictures("patch_rows")
     }
-    /// Rows between rows of `table` `[n, width of to]`, from row `at` of `to` on: bilinear in f64, rounded once.
+    /// Rows between rows of `table` `[n, width of to]`, from row `at` of `to` on: bilinear in f64, rounded
+    /// once.
     fn between_rows(&mut self, _table: VectorRef, _between: &[Between], _to: Buffer, _at: usize) -> Result {
         no_pictures("between_rows")
     }

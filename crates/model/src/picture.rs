@@ -18,7 +18,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Patches.
+    /// Patches: four times as many as image rows.
     pub fn count(&self) -> usize {
         self.grid.iter().product()
     }
@@ -50,7 +50,7 @@ impl Features {
         size_of_val(&self.values[..])
     }
 
-    /// One row.
+    /// Image row `at`, `width` values. Panics where there is none.
     pub fn row(&self, at: usize) -> &[f32] {
         &self.values[at * self.width..(at + 1) * self.width]
     }

@@ -134,7 +134,7 @@ pub enum ModelError {
 /// Row purity: the logits of a position depend on the tokens up to it and the weights only; not on the window
 /// or chunk it came in, other windows, slots, pages, drafts or time.
 pub trait Model: Send {
-    /// Sizes and limits.
+    /// Sizes and limits, the same as long as the model lives.
     fn spec(&self) -> &Spec;
     /// One forward over all windows. Returns how many rows of logits it made, numbered window by window; they
     /// stay readable until the next step or draft.
@@ -173,11 +173,13 @@ pub trait Model: Send {
     fn load(&mut self, slot: SlotId, from: Option<SnapshotId>) -> Result<(), ModelError>;
     /// A snapshot as bytes, for keeping outside the device.
     fn export_snapshot(&mut self, from: SnapshotId) -> Result<Vec<u8>, ModelError>;
-    /// Takes a snapshot back.
+    /// Takes back what [`Self::export_snapshot`] gave, here or on another model of the same weights; other
+    /// bytes are refused.
     fn import_snapshot(&mut self, into: SnapshotId, bytes: &[u8]) -> Result<(), ModelError>;
     /// A page as bytes, all layers, for keeping outside the device.
     fn export_page(&mut self, page: u32) -> Result<Vec<u8>, ModelError>;
-    /// Takes a page back.
+    /// Takes back what [`Self::export_page`] gave, here or on another model of the same weights; other lengths
+    /// are refused.
     fn import_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError>;
 
     /// What pictures the model takes; `None`: none.

@@ -36,8 +36,8 @@ fn questions_about_a_picture_are_answered() {
     off.err_has("pictures are not supported by this model as it is loaded");
 }
 
-/// 60 of 61 in every arrangement, with one hash. The other one asks whether two pictures are alike: the float64
-/// reference device gives the same wrong answer with these weights.
+/// 60 of 61 in every arrangement, with one hash. The other one asks whether two pictures are alike: the
+/// float64 reference device gives the same wrong answer with these weights.
 #[test]
 fn pictures_are_answered_alike_in_company_and_drafted() {
     let report = clary(&["eval", "vision", &demo(), "--least", "60", "--json"]).code(0).json();

@@ -1,4 +1,5 @@
-//! Forms of kernels that other cards take: of few multiprocessors, little shared memory, no instructions of Hopper's.
+//! Forms of kernels that other cards take: of few multiprocessors, little shared memory, no instructions of
+//! Hopper's.
 
 use device::KvForm;
 use quant::{Dtype, Scheme, Zero};

@@ -80,8 +80,8 @@ impl Mixture {
     }
 }
 
-/// From the residual and an update of it through the mixture to the next norm. `planes`: residual, update, normed,
-/// router, gate, up, scalar gate, inner, shared.
+/// From the residual and an update of it through the mixture to the next norm. `planes`: residual, update,
+/// normed, router, gate, up, scalar gate, inner, shared.
 pub(crate) fn queue(
     device: &mut dyn Device,
     planes: &[Buffer; 9],

@@ -1,5 +1,5 @@
-//! Every kernel over few rows and narrow matrices, each test small enough to end under a memory or race checker within a
-//! minute (`docs/hardware.md`, memory checks).
+//! Every kernel over few rows and narrow matrices, each test small enough to end under a memory or race
+//! checker within a minute (`docs/hardware.md`, memory checks).
 
 use quant::{Dtype, Encoding, Scheme, Zero};
 

@@ -15,8 +15,8 @@ const SLOTS: usize = 32;
 const CONTEXT: usize = 20_480;
 /// Most rows of a step, as the command line takes them for a large card; a small one has half of them.
 const ROWS_MAX: usize = 8192;
-/// Pictures in rows and columns of merged blocks, so that patches, four times as many, and image rows are of every class
-/// of rows.
+/// Pictures in rows and columns of merged blocks, so that patches, four times as many, and image rows are of
+/// every class of rows.
 const PICTURES: [[usize; 2]; 15] = [
     [1, 1],
     [1, 2],

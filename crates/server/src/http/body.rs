@@ -73,8 +73,8 @@ async fn collect(mut body: Body, limits: &Limits, idle: Duration) -> Result<Vec<
     }
 }
 
-/// Whether something of a request's body has not been read. A connection with such a rest cannot be used again: what
-/// follows on it would be taken for the rest.
+/// Whether something of a request's body has not been read. A connection with such a rest cannot be used
+/// again: what follows on it would be taken for the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct Rest(Arc<AtomicBool>);
 
