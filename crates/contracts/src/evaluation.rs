@@ -368,7 +368,17 @@ mod tests {
 
     #[test]
     fn lines_that_are_no_items_are_named() {
-        let error = read_items("{}\nx").unwrap_err().to_string();
-        assert!(error.starts_with("line 1: check.type None"), "{error}");
+        let check = r#""check": {"type": "exact", "expected": "x"}"#;
+        for (lines, wanted) in [
+            ("{}\nx", "line 1: check.type: exact, contains, json or tool_call expected"),
+            (r#"{"check": {"type": "regex"}}"#, r#"json or tool_call expected, not "regex""#),
+            (&format!("{{{check}}}"), "line 1: max_tokens: a number from 1 expected, not null"),
+            (&format!(r#"{{{check}, "max_tokens": -1}}"#), "a number from 1 expected, not -1"),
+            (&format!(r#"{{{check}, "max_tokens": 0}}"#), "a number from 1 expected, not 0"),
+            (&format!(r#"{{{check}, "max_tokens": 1}}"#), "line 1: id: text expected"),
+        ] {
+            let error = read_items(lines).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
     }
 }

@@ -58,7 +58,7 @@ pub enum PictureError {
         max: u64,
     },
     /// Not a picture, or one of another kind.
-    #[error("{found}: not a picture that can be read: PNG, JPEG, WebP and GIF are, told by content")]
+    #[error("{found}; PNG, JPEG, WebP and GIF are read, told by content")]
     Unknown {
         /// What the bytes seem to be.
         found: &'static str,

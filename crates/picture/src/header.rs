@@ -34,7 +34,7 @@ pub(crate) fn guess(bytes: &[u8]) -> &'static str {
         ([b'%', b'P', b'D', b'F', ..], _) => "the bytes are PDF",
         ([0, 0, 1, 0, ..], _) => "the bytes are ICO",
         (text, _) if text.trim_ascii_start().starts_with(b"<") => "the bytes are SVG, XML or HTML",
-        _ => "unknown bytes",
+        _ => "the bytes are not a picture of a known kind",
     }
 }
 

@@ -27,7 +27,7 @@ fn each_case_has_its_own_answer() {
         (b"BM\x46\0\0\0", "the bytes are BMP"),
         (b"II*\0\x08\0\0\0", "the bytes are TIFF"),
         (b"%PDF-1.7", "the bytes are PDF"),
-        (b"hello", "unknown bytes"),
+        (b"hello", "the bytes are not a picture of a known kind"),
     ] {
         assert_eq!(refuse(bytes), PictureError::Unknown { found });
     }

@@ -200,11 +200,13 @@ impl Chat<'_> {
                 self.output.note("the picture goes with the next message")?;
             }
             "system" => self.system(rest),
-            "save" if self.conversation.messages.is_empty() => {
-                return Err(Failure::usage("/save: there is no message yet"));
-            }
             "save" => {
-                transcript::save(file(name, rest)?, &self.conversation)?;
+                let path = file(name, rest)?;
+                // A file without messages could not be loaded.
+                if self.conversation.messages.is_empty() {
+                    return Err(Failure::usage("/save: there is no message yet"));
+                }
+                transcript::save(path, &self.conversation)?;
                 self.output.note(&format!("{} messages saved", self.conversation.messages.len()))?;
             }
             "load" => {

@@ -36,6 +36,27 @@ fn questions_about_a_picture_are_answered() {
     off.err_has("pictures are not supported by this model as it is loaded");
 }
 
+/// A set of one's own: what is wrong with it is named, in a line.
+#[test]
+fn mistakes_in_a_set_of_questions_are_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let link = "data:image/png;base64,".to_owned() + &"A".repeat(2_000);
+    for (url, most, wanted) in [
+        (link.as_str(), 9, "a file of the set is expected, not a URL"),
+        ("https://example.com/a.png", 9, "a file of the set is expected, not a URL"),
+        ("../a.png", 9, "does not lie in the set's folder"),
+        ("a.png", 0, "max_tokens: a number from 1 expected, not 0"),
+    ] {
+        let line = serde_json::json!({"id": "a", "kind": "k", "enable_thinking": false, "max_tokens": most,
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
+            "check": {"type": "exact", "expected": "x"}});
+        std::fs::write(dir.path().join("items.jsonl"), format!("{line}\n")).expect("writable");
+        let set = dir.path().display().to_string();
+        let ran = clary(&["eval", "vision", &demo(), "--set", &set, "--streams", "1"]).code(2);
+        assert!(ran.err.contains(wanted) && ran.err.len() < 400, "{ran:#?}");
+    }
+}
+
 /// 60 of 61 in every arrangement, with one hash. The other one asks whether two pictures are alike: the
 /// float64 reference device gives the same wrong answer with these weights.
 #[test]

@@ -115,6 +115,7 @@ fn mistakes_in_a_chat_over_a_pipe() {
         ("/nonsense", "/nonsense is no command"),
         ("/think maybe", "on or off"),
         ("/save", "needs a file name"),
+        ("/save chat.json", "no message yet"),
         ("/load no/such/file", "no/such/file"),
         ("/retry", "no message yet"),
         ("/undo", "no message yet"),

@@ -139,6 +139,18 @@ fn a_full_disk_loses_the_oldest_and_keeps_nothing_half() {
     fs::remove_dir_all(&folder).expect("ours");
 }
 
+/// A limit that no state fits in would keep nothing, and say that it does.
+#[test]
+fn a_limit_below_one_state_is_refused() {
+    let folder = folder("small");
+    let limit = DiskSettings { bytes_max: 1, ..disk(&folder) };
+    let settings = Settings { disk: Some(limit), ..Settings::new(64, vec![1]) };
+    let model = Box::new(FakeModel::new(FakeConfig::default()));
+    let refused = Core::new(model, settings, Arc::new(ManualClock::default())).err();
+    assert!(matches!(refused, Some(crate::core::StartError::DiskTooSmall { .. })), "{refused:?}");
+    assert!(!folder.exists());
+}
+
 /// A folder that takes no files is no place for a cache; one that goes is made again.
 #[test]
 fn folders_are_tried_and_made_again() {
