@@ -1,10 +1,17 @@
 // What a block of threads of attention_warpgroup has in shared memory, and how queries, keys and values come
 // there as halves.
+//
+// HALVES 1: keys and values lie in memory as halves (attention_halves), the copy engine brings them. 0: the
+// third warpgroup makes halves of them.
 #pragma once
 #include "attention.cuh"
 #include "warpgroup.cuh"
 
-// Two warpgroups attend; the third turns the keys and values they need next into halves.
+#ifndef HALVES
+#define HALVES 0
+#endif
+
+// Two warpgroups attend; the third brings the keys and values they need next.
 #define THREADS 384
 #define GROUP_THREADS 128
 #define FILL_GROUP 2
@@ -27,12 +34,29 @@ struct Stage {
     uchar values[GROUPS * TILE];  // [dim][64 keys]
 };
 
+// A block of keys of a K/V head in memory.
+struct HalfBlock {
+    Stage stage;
+    float scales[(GROUPS + 1) * SCALES];
+    uchar pad[2048 - (GROUPS + 1) * SCALES * 4];
+};
+
+// By window and K/V head: room for `count` blocks each.
+struct Halves {
+    HalfBlock* blocks;
+    ulong count;
+
+    SHARED HalfBlock* of_head(const KvPool& pool, uint window, uint head) const {
+        return blocks + (window * pool.kv_heads + head) * count;
+    }
+};
+
 // What a thread that attends keeps of its rows beside values: products need its registers.
 struct Aside {
     float4 spans[2][2 * GROUP_THREADS];   // the kernel's Span of row R
     float2 wholes[2][2 * GROUP_THREADS];  // maximum and sum of the spans before
+    float bases[2][2 * GROUP_THREADS];    // whose values lie in `out` times 2^(maximum - base)
     float2 factors[2 * GROUP_THREADS];    // to scores: largest unit by the softmax's scale; NaN after a fault
-    float2 firsts[2 * GROUP_THREADS];     // Joining::first of a block whose maxima lie far apart
     float4* out[2 * GROUP_THREADS];       // of the first row's 8 vectors
     ulong part[2 * GROUP_THREADS];        // of the first row and head n
 };
@@ -44,23 +68,25 @@ struct Room {
     float ratios[2][64][GROUPS];  // of units to a vector's largest where they are not in the halves
     Aside aside;
     // By stage: keys or values and their scales are there; nobody reads them any more. By warpgroup: queries
-    // are there. The first warpgroup has its first scores. An arrival a warp.
+    // are there. The first warpgroup has its first scores. An arrival a warp, or one for what is copied.
     ulong keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
     ulong queries_full[2], scored;
 };
 
 SHARED void begin_barriers(Room& room) {
     if (threadIdx.x > 0) return;
+    const uint fillers = HALVES ? 1 : GROUP_THREADS / 32;
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(room.keys_full + i, GROUP_THREADS / 32);
-        barrier_init(room.values_full + i, GROUP_THREADS / 32);
+        barrier_init(room.keys_full + i, fillers);
+        barrier_init(room.values_full + i, fillers);
         barrier_init(room.keys_empty + i, 2 * GROUP_THREADS / 32);
         barrier_init(room.values_empty + i, 2 * GROUP_THREADS / 32);
     }
     barrier_init(room.queries_full, GROUP_THREADS / 32);
     barrier_init(room.queries_full + 1, GROUP_THREADS / 32);
     barrier_init(&room.scored, GROUP_THREADS / 32);
+    barriers_made();
 }
 
 // A warp's arrival, after all that its lanes have done.
@@ -259,5 +285,25 @@ SHARED void fill_stages(Room& room, int begin, int blocks, const PageAt& page_at
         arrive(room.values_full + turn.stage);
         page = page_next;
         load_keys();
+    }
+}
+
+// One warp: blocks `begin` to `blocks` - 1 of those of a head.
+SHARED void copy_stages(Room& room, int begin, int blocks, const HalfBlock* head) {
+    Turn turn = {0, 0};
+#pragma unroll 1
+    for (int block = begin; block < blocks; block++, turn.next()) {
+        const HalfBlock& from = head[block];
+        Stage& stage = room.stages[turn.stage];
+        float* scales = room.scales[turn.stage];
+        ulong *keys = room.keys_full + turn.stage, *values = room.values_full + turn.stage;
+        barrier_wait(room.keys_empty + turn.stage, turn.parity ^ 1);
+        barrier_expect(keys, sizeof(stage.keys) + GROUPS * SCALES * 4);
+        copy_bulk(stage.keys, from.stage.keys, sizeof(stage.keys), keys);
+        copy_bulk(scales, from.scales, GROUPS * SCALES * 4, keys);
+        barrier_wait(room.values_empty + turn.stage, turn.parity ^ 1);
+        barrier_expect(values, sizeof(stage.values) + SCALES * 4);
+        copy_bulk(stage.values, from.stage.values, sizeof(stage.values), values);
+        copy_bulk(scales + GROUPS * SCALES, from.scales + GROUPS * SCALES, SCALES * 4, values);
     }
 }

@@ -4,14 +4,14 @@
 // A warpgroup has 8 rows of 8 heads: 64 rows of a product, row 8 r + h is head h of row r. Codes of queries
 // (12 bits), keys, values and weights are exact as halves, and so are their sums in f32. A block of threads
 // is two warpgroups that attend, each at its own pace, the second half a block behind the first at the start,
-// so that one's products run beside the other's softmax; and one that turns the keys and values of the next
-// blocks into halves for both. Values of the spans before lie in `out`, in the order of the threads that hold
-// them, until the last one. Where rows are few, each block of threads has one span, and attention_fold joins
-// the parts.
+// so that one's products run beside the other's softmax; and one that brings the keys and values of the next
+// blocks as halves for both. Values of the spans before lie in `out`, in the order of the threads that hold
+// them, until the last one; memory itself adds a span to them while maxima stay near. Where rows are few,
+// each block of threads has one span, and attention_fold joins the parts.
 //
-// Per block of 64 keys a multiprocessor has 3,100 issue slots of instructions (a warp that attends 1,300, 40
-// a score; one that fills 470) and 2,048 cycles of products, and takes about 6,500 cycles: a warp's own chain
-// of products, softmax and products, with one other beside it.
+// Per block of 64 keys a multiprocessor has 2,650 issue slots of instructions (a warp that attends 1,330),
+// 2,048 cycles of products and 2,860 of shared memory (products 1,540, scales 700, copies 510), and takes
+// about 5,500 cycles: a warp's own chain of products, softmax and products, with one other beside it.
 #include "attention_room.cuh"
 
 #define FLOATS_32(d) FLOATS_8(d), FLOATS_8((d) + 8), FLOATS_8((d) + 16), FLOATS_8((d) + 24)
@@ -290,43 +290,47 @@ SHARED void begin_values(float (&d)[32], const uint (&w)[4][4], const Stage& sta
     products_commit();
 }
 
-// Values of a block into those of the span.
-SHARED void fold_block(float (&held)[GROUPS][32], Aside& aside, const Weighed (&part)[2], bool starts,
-                       const uint (&w)[4][4], const Stage& stage) {
-    float dots[2][32], second[2];
-    begin_values(dots[0], w, stage, 0);
-    // Meanwhile:
-    bool far;
-    {
-        const Joining joining[2] = {join_of<0>(aside, part[0], starts), join_of<1>(aside, part[1], starts)};
-        // `first` is 1 where nothing is rescaled.
-        far = !(joining[0].of_held == 1.0f && joining[0].first == 1.0f && joining[1].of_held == 1.0f &&
-                joining[1].first == 1.0f);
-        far = __any_sync(ALL_LANES, far);
-        if (far) {
-            aside.firsts[threadIdx.x] = make_float2(joining[0].first, joining[1].first);
-#pragma unroll
-            for (int i = 0; i < GROUPS * 32; i++)
-                held[i / 32][i % 32] = held[i / 32][i % 32] * joining[i / 2 % 2].of_held;
-        }
-        second[0] = joining[0].second, second[1] = joining[1].second;
-    }
+// held += dots * second, or dots * first * second where maxima lie FAR apart. Products of the first group of
+// dims into dots[0] are on their way.
+template <bool FAR>
+SHARED void fold_dots(float (&held)[GROUPS][32], float (&dots)[2][32], const float (&second)[2],
+                      const float2& first, const uint (&w)[4][4], const Stage& stage) {
 #pragma unroll
     for (int d = 0; d < GROUPS; d++) {
+        float(&now)[32] = dots[d % 2];
         if (d + 1 < GROUPS) {
             begin_values(dots[(d + 1) % 2], w, stage, d + 1);
             products_wait<1>();
         } else {
             products_wait<0>();
         }
-        if (far) {
-            const float2 first = aside.firsts[threadIdx.x];
 #pragma unroll
-            for (int i = 0; i < 32; i++)
-                dots[d % 2][i] = dots[d % 2][i] * (i / 2 % 2 == 0 ? first.x : first.y);
+        for (int i = 0; i < 32; i++) {
+            if (FAR) now[i] = now[i] * (i / 2 % 2 == 0 ? first.x : first.y);
+            held[d][i] = FMA(now[i], second[i / 2 % 2], held[d][i]);
         }
+    }
+}
+
+// Values of a block into those of the span.
+SHARED void fold_block(float (&held)[GROUPS][32], Aside& aside, const Weighed (&part)[2], bool starts,
+                       const uint (&w)[4][4], const Stage& stage) {
+    float dots[2][32];
+    begin_values(dots[0], w, stage, 0);
+    // Meanwhile:
+    const Joining joining[2] = {join_of<0>(aside, part[0], starts), join_of<1>(aside, part[1], starts)};
+    const float second[2] = {joining[0].second, joining[1].second};
+    const float2 first = make_float2(joining[0].first, joining[1].first);
+    // `first` is 1 where nothing is rescaled.
+    const bool near = joining[0].of_held == 1.0f && first.x == 1.0f && joining[1].of_held == 1.0f &&
+                      first.y == 1.0f;
+    if (__any_sync(ALL_LANES, !near)) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) held[d][i] = FMA(dots[d % 2][i], second[i / 2 % 2], held[d][i]);
+        for (int i = 0; i < GROUPS * 32; i++)
+            held[i / 32][i % 32] = held[i / 32][i % 32] * joining[i / 2 % 2].of_held;
+        fold_dots<true>(held, dots, second, first, w, stage);
+    } else {
+        fold_dots<false>(held, dots, second, first, w, stage);
     }
 }
 
@@ -341,17 +345,38 @@ SHARED void store_row(float2* to, const float (&held)[GROUPS][32]) {
             to[32 * d + 4 * j] = make_float2(held[d][4 * j + 2 * R], held[d][4 * j + 2 * R + 1]);
 }
 
-// How a span joins those before: theirs * of_before + held * of_held.
+// How a span joins those before, which lie in memory: theirs * of_before + held * of_held.
 struct SpanJoining {
     float of_before, of_held;
-    bool first;
+    bool first, is_near;  // near: of_before is 1
 };
 
-SHARED SpanJoining join_spans(Fold& whole, const Span& span) {
+// Before the last span memory keeps its base while maxima lie near it: nothing has to be read.
+SHARED SpanJoining join_spans(Fold& whole, float& base, const Span& span, bool last) {
+    const float before = whole.max;
     const Factors factors = admit(whole, span.max, span.sum);
     // The first is taken as it is, zeros with their sign: fma(held, of_held, -0).
-    if (factors.first) return SpanJoining{1.0f, span.to_values(), true};
-    return SpanJoining{factors.of_held, factors.of_part * span.to_values(), false};
+    if (factors.first) {
+        base = span.max;
+        return SpanJoining{1.0f, span.to_values(), true, false};
+    }
+    const float low = span.max < before ? span.max : before, apart = span.reference - base;
+    if (!last && low - base >= -NEAR && whole.max - base <= NEAR && apart >= -2.0f * NEAR &&
+        apart <= 2.0f * NEAR)
+        return SpanJoining{1.0f, power_of(apart), false, true};
+    const SpanJoining joining = {factors.of_held * (before == base ? 1.0f : power_of(base - before)),
+                                 factors.of_part * span.to_values(), false, false};
+    base = whole.max;
+    return joining;
+}
+
+// at += x, in memory.
+SHARED void add_to_memory(float4* at, float4 x) {
+#ifdef WARPGROUPS
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z),
+                 "f"(x.w)
+                 : "memory");
+#endif
 }
 
 // Joins what is held of row R, the groups of dims 2 half and 2 half + 1, with what lies at `own`: fours of
@@ -362,7 +387,8 @@ SHARED void fold_fours(float (&held)[GROUPS][32], const float4* own, const SpanJ
     float4 before[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        before[i] = joining.first ? make_float4(-0.0f, -0.0f, -0.0f, -0.0f) : own[32 * (8 * half + i)];
+        before[i] =
+            joining.first ? make_float4(-0.0f, -0.0f, -0.0f, -0.0f) : __ldcg(own + 32 * (8 * half + i));
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float of[4] = {before[i].x, before[i].y, before[i].z, before[i].w};
@@ -377,12 +403,22 @@ SHARED void fold_fours(float (&held)[GROUPS][32], const float4* own, const SpanJ
 // Takes a span of row R into what lies in the row's 8 vectors from `out` on. LAST: divides by the sum;
 // before, that memory has each lane's values in fours, lanes side by side.
 template <int R>
-SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], const Span& span, bool last) {
-    const SpanJoining joining = join_spans(whole, span);
+SHARED void fold_span(float4* out, Fold& whole, float& base, float (&held)[GROUPS][32], const Span& span,
+                      bool last) {
+    const SpanJoining joining = join_spans(whole, base, span, last);
     float4* own = out + threadIdx.x % 32;
-    if (last) {
+    if (!__any_sync(ALL_LANES, !joining.is_near)) {
 #pragma unroll
-        for (int half = 0; half < GROUPS / 2; half++) fold_fours<R>(held, own, joining, half);
+        for (int i = 0; i < 4 * GROUPS; i++) {
+            const float* x = held[i / 4] + 8 * (i % 4) + 2 * R;
+            const float of = joining.of_held;
+            add_to_memory(own + 32 * i, make_float4(x[0] * of, x[1] * of, x[4] * of, x[5] * of));
+        }
+        return;
+    }
+#pragma unroll
+    for (int half = 0; half < GROUPS / 2; half++) fold_fours<R>(held, own, joining, half);
+    if (last) {
         const float inverse = DIVIDE(1.0f, whole.sum);
 #pragma unroll
         for (int i = 0; i < 16 * GROUPS; i++) {
@@ -394,13 +430,9 @@ SHARED void fold_span(float4* out, Fold& whole, float (&held)[GROUPS][32], const
         store_row<R>((float2*)out + threadIdx.x % 32 / 4 * (32 * GROUPS), held);
     } else {
 #pragma unroll
-        for (int half = 0; half < GROUPS / 2; half++) {
-            fold_fours<R>(held, own, joining, half);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const float* x = held[2 * half + i / 4] + 8 * (i % 4) + 2 * R;
-                own[32 * (8 * half + i)] = make_float4(x[0], x[1], x[4], x[5]);
-            }
+        for (int i = 0; i < 4 * GROUPS; i++) {
+            const float* x = held[i / 4] + 8 * (i % 4) + 2 * R;
+            own[32 * i] = make_float4(x[0], x[1], x[4], x[5]);
         }
     }
 }
@@ -453,7 +485,8 @@ SHARED void end_span(Aside& aside, const AttentionShape& shape, const Partial& p
     } else {
         float2& place = aside.wholes[R][threadIdx.x];
         Fold whole = {place.x, place.y, !is_first};
-        fold_span<R>(aside.out[threadIdx.x] + R * shape.heads * (16 * GROUPS), whole, held, span, last);
+        fold_span<R>(aside.out[threadIdx.x] + R * shape.heads * (16 * GROUPS), whole,
+                     aside.bases[R][threadIdx.x], held, span, last);
         place = make_float2(whole.max, whole.sum);
     }
 #pragma unroll
@@ -504,7 +537,7 @@ SHARED void attend(Room& room, uint group, const Rows& rows, uint row_count, int
 // 384 threads, room for a Room.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_warpgroup(StepTables step, KvPool pool, AttentionShape shape, Queries queries, float* out,
-                        Partial partial) {
+                        Partial partial, Halves halves) {
 #ifdef WARPGROUPS
     extern __shared__ __align__(1024) uchar memory[];
     Room& room = *(Room*)memory;
@@ -525,9 +558,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (group == FILL_GROUP) {
         fewer_registers<FILL_REGISTERS>();
-        fill_stages(
-            room, begin, blocks, [&](int block) { return page_of(step, window, (uint)block * KEYS); },
-            [&](uint page) { return kv_block(pool, page, vectors.kv_head); });
+        if (!HALVES)
+            fill_stages(
+                room, begin, blocks,
+                [&](int block) { return page_of(step, window, (uint)block * KEYS); },
+                [&](uint page) { return kv_block(pool, page, vectors.kv_head); });
+        else if (threadIdx.x / 32 == FILL_GROUP * GROUP_THREADS / 32)
+            copy_stages(room, begin, blocks, halves.of_head(pool, blockIdx.z, vectors.kv_head));
     } else {
         more_registers<ATTEND_REGISTERS>();
         const Rows rows = rows_of(room.aside, window, shape, queries, vectors.head, first);

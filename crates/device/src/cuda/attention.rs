@@ -23,6 +23,13 @@ const WARPGROUP_ROWS: usize = 16;
 const WARPGROUP_BLOCK: u32 = 384;
 const WARPGROUP_GROUPS: usize = 4;
 const WARPGROUP_ROOM: u32 = 3 * 65_536 + 2 * 5 * 80 * 4 + 2 * 64 * 4 * 4 + 256 * 80 + 11 * 8;
+/// Bytes of the kernels' `Stage` and `HalfBlock`: K and V of 64 keys as halves, the latter with scales.
+const STAGE_BYTES: usize = 65_536;
+const HALF_BLOCK: usize = STAGE_BYTES + 2_048;
+/// Tiles of rows from which keys and values become halves once for all of them.
+const HALVES_SHARED: usize = 24;
+/// Threads of a block of `attention_halves.cu`.
+const HALVES_BLOCK: u32 = 128;
 /// Rows of a chain that share what is loaded of K and V: as many as the card's shared memory holds.
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
@@ -38,8 +45,14 @@ const SPAN_BLOCKS: usize = 8;
 /// Keys of a span: partial results of attention are kept by span.
 pub const SPAN_TOKENS: usize = SPAN_BLOCKS * PAGE_TOKENS;
 /// Most bytes of partial results: windows and rows that would need more take turns. At 262,144 tokens it is
-/// enough for 15 rows of 16 heads of 256.
+/// enough for 15 rows of 16 heads of 256. Also most bytes of keys and values as halves, for which the same
+/// memory serves: 63,000 tokens of 2 heads.
 pub const SPAN_BYTES_MAX: usize = 128 << 20;
+
+/// Bytes of a sequence's keys and values as halves, if it has so many tokens.
+pub const fn halves_bytes(tokens: usize, kv_heads: usize) -> usize {
+    tokens.div_ceil(SPAN_TOKENS).next_power_of_two() * SPAN_BLOCKS * kv_heads * HALF_BLOCK
+}
 
 /// Everything the launches of one call share.
 struct Call {
@@ -185,12 +198,16 @@ impl Call {
         let words = self.long_words(spans, rows);
         let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
         let grid = [tiles, self.tiles * spans.max(1), shape.windows];
+        let halves = if spans > 0 { None } else { self.halves(c, tiles)? };
+        let args = head().words(&self.queries).ptr(self.out).words(&partial);
         c.push(Launch {
-            kernel: self.kernel("attention_warpgroup.cu", "attention_warpgroup"),
+            kernel: self
+                .kernel("attention_warpgroup.cu", "attention_warpgroup")
+                .define("HALVES", u32::from(halves.is_some())),
             grid: grid.map(|n| n as u32),
             block: WARPGROUP_BLOCK,
             shared: WARPGROUP_ROOM,
-            args: head().words(&self.queries).ptr(self.out).words(&partial),
+            args: args.words(&halves.unwrap_or_default()),
         });
         if spans > 0 {
             let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", 1);
@@ -198,6 +215,25 @@ impl Call {
             c.launch(kernel, [self.shape.heads, rows, shape.windows], BLOCK, args);
         }
         Ok(())
+    }
+
+    /// Makes halves of the keys and values of long chains where that pays and they fit: the kernels' `Halves`.
+    fn halves(&self, c: &mut Lowering<'_>, tiles: usize) -> Result<Option<[u64; 2]>> {
+        let (shape, kv_heads) = (c.shape(), self.shape.kv_heads);
+        let blocks = shape.spans * SPAN_BLOCKS;
+        let bytes = shape.windows * kv_heads * blocks * HALF_BLOCK;
+        if tiles < HALVES_SHARED || bytes > SPAN_BYTES_MAX {
+            return Ok(None);
+        }
+        let halves = [c.scratch("attention spans", bytes)?, blocks as u64];
+        c.push(Launch {
+            kernel: self.kernel("attention_halves.cu", "attention_halves"),
+            grid: [blocks, kv_heads, shape.windows].map(|n| n as u32),
+            block: HALVES_BLOCK,
+            shared: STAGE_BYTES as u32,
+            args: Args::new().step(&c.step()).words(&self.pages.words()).words(&halves),
+        });
+        Ok(Some(halves))
     }
 
     /// The kernels' `Partial` for so many spans.

@@ -43,7 +43,7 @@ mod tests;
 mod vision;
 mod warpgroup;
 
-pub use attention::{SPAN_BYTES_MAX, SPAN_TOKENS};
+pub use attention::{SPAN_BYTES_MAX, SPAN_TOKENS, halves_bytes};
 pub use check::{ARCHS, KernelReport, compile_all};
 pub use exact::inexact_sums;
 pub use ship::ship;

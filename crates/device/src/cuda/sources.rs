@@ -41,6 +41,7 @@ pub(super) const FILES: &[(&str, &str)] = texts! {
     "attention.cu" => "cuda/attention.cu",
     "attention_prompt.cu" => "cuda/attention_prompt.cu",
     "attention_warpgroup.cu" => "cuda/attention_warpgroup.cu",
+    "attention_halves.cu" => "cuda/attention_halves.cu",
     "route.cu" => "cuda/route.cu",
 };
 
@@ -192,7 +193,9 @@ pub(super) const VARIANTS: &[(&str, &[(&str, &str)])] = &[
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "1"), ("REHEARSE", "1")]),
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "4")]),
     ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("WARPS", "8"), ("STAGES", "2")]),
-    ("attention_warpgroup.cu", &[("GROUPS", "4"), ("DIGITS", "1")]),
+    ("attention_warpgroup.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("HALVES", "0")]),
+    ("attention_warpgroup.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("HALVES", "1")]),
+    ("attention_halves.cu", &[("GROUPS", "4"), ("DIGITS", "1")]),
     // Forms of cards with less shared memory.
     ("attention.cu", &[("GROUPS", "4"), ("DIGITS", "1"), ("ROWS", "2")]),
     ("attention_prompt.cu", &[("GROUPS", "4"), ("DIGITS", "2"), ("WARPS", "4"), ("STAGES", "1")]),

@@ -175,7 +175,8 @@ fn card_bytes(config: &Config, settings: &Settings) -> u64 {
     let routed = (config.picks * config.expert_width) as u64 * 17;
     let spans = settings.context.div_ceil(device::cuda::SPAN_TOKENS).next_power_of_two() as u64;
     let parts = (settings.slots * WINDOW_ROWS_MAX) as u64 * spans * (heads + 2 * a.heads as u64) * 4;
-    let attention = parts.min(device::cuda::SPAN_BYTES_MAX as u64);
+    let halves = device::cuda::halves_bytes(settings.context, a.kv_heads) as u64;
+    let attention = parts.max(halves).min(device::cuda::SPAN_BYTES_MAX as u64);
     CARD_FIXED + rows * (codes * 17 / 8 + aligned + digits + routed) + attention
 }
 
