@@ -18,6 +18,31 @@ struct ConvPrompt {
     uint whole;         // whether others read keys and queries of `mixed`
 };
 
+// put(i, output) for the channel's rows first .. first + CHUNK - 1 of a long window that has all of them and
+// the rows under their taps: nothing is asked for a row.
+template <int TAPS, class F>
+SHARED void conv_whole(const float* x, const float* taps, const StepWindow& window, uint channel, uint c,
+                       uint first, F put) {
+    float tap[TAPS], input[CHUNK + TAPS - 1];
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) tap[i] = taps[(ulong)channel * TAPS + i];
+    wait_for_launches_before();
+    const float* from = x + (ulong)(window.first + first - (TAPS - 1)) * c + channel;
+#pragma unroll
+    for (int i = 0; i < CHUNK + TAPS - 1; i++) input[i] = __ldg(from + i * c);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += 4) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int t = 0; t < TAPS; t++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum[j] = FMA(tap[t], input[i + j + t], sum[j]);
+        silu_quad(sum);
+#pragma unroll
+        for (int j = 0; j < 4; j++) put(i + j, sum[j]);
+    }
+}
+
 // Normalizes the chunk's keys or queries of HEADS heads, from the first of the block's channels on.
 SHARED void put_heads(const float* tile, const DeltaPool& pool, const Prepared& to, uint channel, uint row,
                       uint rows, float q_scale) {
@@ -44,7 +69,7 @@ SHARED void put_gates(const DeltaPool& pool, const DeltaInputs& in, const Prepar
 
 // Grid [blocks of THREADS channels, of which each kind has whole ones, and one for the gates; chunks of rows;
 // 1]. conv_advance follows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
     conv_prompt(StepTables step, DeltaPool pool, DeltaInputs in, Prepared to, ConvPrompt conv) {
     __shared__ float tile[CHUNK * ROW_STRIDE];
     const uint channel = blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y * CHUNK;
@@ -57,13 +82,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return put_gates(pool, in, to, at, rows);
     }
     float* own = tile + threadIdx.x / DELTA_KEY_DIM * HEAD_STRIDE + threadIdx.x % DELTA_KEY_DIM;
-    if (channel < c)
+    float* mixed = conv.mixed + (ulong)at * c + channel;
+    auto put = [&](uint i, float value) {
+        if (heads) own[i * ROW_STRIDE] = value;
+        if (!heads || conv.whole) mixed[i * c] = value;
+    };
+    const bool plain = !window.tree && window.commit && rows == CHUNK && first >= CONV_TAPS - 1;
+    if (channel < c && plain)
+        conv_whole<CONV_TAPS>(conv.x, conv.taps, window, channel, c, first, put);
+    else if (channel < c)
         conv_rows<CONV_TAPS, 8>(step, pool, conv.x, conv.taps, channel, first, CHUNK, false,
-                                [&](uint row, float value) {
-                                    if (heads) own[(row - first) * ROW_STRIDE] = value;
-                                    if (!heads || conv.whole)
-                                        conv.mixed[(ulong)(window.first + row) * c + channel] = value;
-                                });
+                                [&](uint row, float value) { put(row - first, value); });
     if (!heads) return;
     __syncthreads();
     put_heads(tile, pool, to, blockIdx.x * THREADS, at, rows, in.q_scale);
