@@ -1,6 +1,12 @@
 // The gated delta rule over small windows, and the replay of kept rows.
 #include "delta_rule.cuh"
 
+// 1: every window of the step has one row. Blocks need fewer registers then, and more of them load states
+// at a time.
+#ifndef ONE_ROW_WINDOWS
+#define ONE_ROW_WINDOWS 0
+#endif
+
 // A row of a window as a block of 8 units (32 columns of a head) sees it.
 template <int STEPS>
 struct Row {
@@ -85,7 +91,8 @@ SHARED void step_window(const StepTables& step, const DeltaPool& pool, const Del
     Unit<STEPS> state;
     load_unit<STEPS>(state, home);
     wait_for_launches_before();
-    for (uint job = warp; job < 2 * window.rows; job += 8) {
+    uint count = ONE_ROW_WINDOWS ? 1 : window.rows;
+    for (uint job = warp; job < 2 * count; job += 8) {
         uint row = job / 2;
         if (job % 2 == 0)
             prepare_keys<STEPS, DK>(rows[row], pool, in, place, row);
@@ -94,9 +101,9 @@ SHARED void step_window(const StepTables& step, const DeltaPool& pool, const Del
     }
     __syncthreads();
     float* out = in.out + ((ulong)window.first * pool.value_heads + place.head) * pool.value_dim + column;
-    for (uint row = 0; row < window.rows; row++) {
+    for (uint row = 0; row < count; row++) {
         // A tree row starts from its parent's state: the committed one, advanced along the path.
-        if (window.tree && step.rows[window.first + row].parent != (int)row - 1) {
+        if (!ONE_ROW_WINDOWS && window.tree && step.rows[window.first + row].parent != (int)row - 1) {
             load_unit<STEPS>(state, home);
             uint ancestors = step.rows[window.first + row].ancestors & ~(1u << row);
             for (; ancestors != 0; ancestors &= ancestors - 1)
@@ -110,7 +117,7 @@ SHARED void step_window(const StepTables& step, const DeltaPool& pool, const Del
 
 // Small windows: grid [blocks of 8 units of one head, windows], 256 threads, room for the rows of the longest
 // window.
-extern "C" __global__ void __launch_bounds__(256, DELTA_STEPS <= 8 ? 3 : 1)
+extern "C" __global__ void __launch_bounds__(256, DELTA_STEPS <= 8 ? (ONE_ROW_WINDOWS ? 4 : 3) : 1)
     delta_window(StepTables step, DeltaPool pool, DeltaInputs in) {
     extern __shared__ __align__(16) uchar memory[];
     start_next_launch();

@@ -2,13 +2,14 @@
 // docs/arithmetic.md, expert output. What costs time there is waiting for weights, so one block a
 // multiprocessor stays to the end and its warps stream (linear_stream.cuh).
 //
-// A *share* is an expert with up to 8 of the pairs that chose it. Every block finds all shares itself, with
-// ROUTE_VALUES above 0 out of the router's logits, and takes an equal part of all (share, tile) items in
-// order. `experts_stream_hidden` computes silu(gate x) * up x: a team of warps has an item, a warp each
-// slice. `experts_stream_down` quantizes hidden values of its first shares and multiplies by down; the first
-// shares there may be the shared expert's, of consecutive rows. Compiled for ROWS (8), EXPERT_WIDTH and
-// EXPERT_INNER (multiples of 256), RING stages of a warp, the matrices' kind, and STAGED (1: the rows' codes
-// are copied to shared memory).
+// A *share* is an expert with up to 8 of the pairs that chose it. Every block of `experts_stream_hidden`
+// finds all shares itself, with ROUTE_VALUES above 0 out of the router's logits, and takes an equal part of
+// all (share, tile) items in order; one block leaves the list to `experts_stream_down`. The first computes
+// silu(gate x) * up x: a team of warps has an item, a warp each slice. The other quantizes hidden values of
+// its first shares and multiplies by down; the first shares there may be the shared expert's, of consecutive
+// rows. Compiled for ROWS (8), EXPERT_WIDTH and EXPERT_INNER (multiples of 256), RING stages of a warp, the
+// matrices' kind, STAGED (1: the codes of all rows are copied to shared memory) and HELD (else, if above 0:
+// the codes of so many rows of a block's own shares are).
 #include "linear_stream.cuh"
 #include "route.cuh"
 
@@ -25,6 +26,9 @@ typedef UnitOf<Stored::WIDE>::Type U;
 #define WIDTH_SLICES ((EXPERT_WIDTH + 1023) / 1024)
 #define INNER_SLICES ((EXPERT_INNER + 1023) / 1024)
 #define WARPS_MAX 16
+// Quads of hidden values that a thread asks for at a time.
+#define QUADS_AHEAD 2
+#define SHARE_WORDS (sizeof(Share) / 4)
 
 // The expert that every row has (experts_stream_down).
 struct SharedExpert {
@@ -55,6 +59,7 @@ struct StreamArgs {
     uint rows, k, experts, unused;
     StreamPlaces places;
     SharedExpert shared;
+    uint* list;  // how many shares, three unused, the shares
 };
 
 // Of the shared expert: rows from pairs[0] on.
@@ -78,9 +83,9 @@ SHARED void route_rows(const StreamArgs& args, uint* ids) {
     }
 }
 
-// Writes the picks and weights of this block's rows, each by one warp.
+// Writes the picks and weights of this block's rows, each by one warp, the last one first.
 SHARED void write_picks(const StreamArgs& args, const uint* ids) {
-    uint lane = threadIdx.x % 32, number = threadIdx.x / 32;
+    uint lane = threadIdx.x % 32, number = blockDim.x / 32 - 1 - threadIdx.x / 32;
     for (uint row = blockIdx.x + number * gridDim.x; row < args.rows; row += blockDim.x / 32 * gridDim.x) {
         uint at = row * args.k + lane, id = lane < args.k ? ids[at] : 0;
         float weight = route_weights(args.logits + (ulong)row * args.experts, args.experts, args.k, id);
@@ -110,28 +115,28 @@ SHARED uint list_few(const uint* ids, uint pairs, Share* shares) {
     return total;
 }
 
-// Lists the shares of all experts; returns how many. By all threads, at least as many as experts. Visible
-// afterwards.
+// Lists the shares of all experts, the same ones in every block; returns how many. By all threads, at least
+// as many as experts. Visible afterwards.
 SHARED uint list_shares(const StreamArgs& args, uchar* smem, Share* shares) {
     __shared__ uint totals[WARPS_MAX];
     uint* ids = (uint*)(smem + args.places.ids_at);
-    uint* bitmaps = (uint*)smem;
-    uint pairs = args.rows * args.k, words = (pairs + 31) / 32;
+    uint pairs = args.rows * args.k, words = (pairs + 31) / 32, experts = args.experts;
+    // Pairs of each expert as bits, [words][experts]; then its first share.
+    uint *bits = (uint*)smem, *firsts = bits + words * experts;
+    uint expert = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = 0;
+    for (uint i = threadIdx.x; i < experts * words; i += blockDim.x) bits[i] = 0;
 #if ROUTE_VALUES > 0
     route_rows(args, ids);
 #else
     for (uint i = threadIdx.x; i < pairs; i += blockDim.x) ids[i] = args.ids[i];
 #endif
     if (args.rows <= SHARE_ROWS && pairs <= 32) return list_few(ids, pairs, shares);
-    for (uint i = threadIdx.x; i < args.experts * words; i += blockDim.x) bitmaps[i] = 0;
     __syncthreads();
     for (uint i = threadIdx.x; i < pairs; i += blockDim.x)
-        atomicOr(&bitmaps[ids[i] * words + i / 32], 1u << i % 32);
+        atomicOr(&bits[i / 32 * experts + ids[i]], 1u << i % 32);
     __syncthreads();
-    uint expert = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = 0;
-    const uint* own = bitmaps + expert * words;
-    if (expert < args.experts)
-        for (uint i = 0; i < words; i++) count += __popc(own[i]);
+    if (expert < experts)
+        for (uint i = 0; i < words; i++) count += __popc(bits[i * experts + expert]);
     uint mine = (count + SHARE_ROWS - 1) / SHARE_ROWS, before = mine;
 #pragma unroll
     for (uint h = 1; h < 32; h *= 2) {
@@ -146,14 +151,41 @@ SHARED uint list_shares(const StreamArgs& args, uchar* smem, Share* shares) {
         if (i < warp) before += totals[i];
         all += totals[i];
     }
-    for (uint i = 0, at = 0; i < words && at < count; i++)
-        for (uint bits = own[i]; bits != 0; bits &= bits - 1, at++) {
-            Share& share = shares[before + at / SHARE_ROWS];
-            if (at % SHARE_ROWS == 0) share.expert = expert, share.count = min(count - at, (uint)SHARE_ROWS);
-            share.pairs[at % SHARE_ROWS] = (ushort)(32 * i + __ffs(bits) - 1);
-        }
+    if (expert < experts) firsts[expert] = before;
+    for (uint i = 0; i < mine; i++) {
+        shares[before + i].expert = expert;
+        shares[before + i].count = min(count - i * SHARE_ROWS, (uint)SHARE_ROWS);
+    }
+    __syncthreads();
+    for (uint i = threadIdx.x; i < pairs; i += blockDim.x) {
+        const uint* own = bits + ids[i];
+        // Pairs of the expert before this one.
+        uint place = __popc(own[i / 32 * experts] & ((1u << i % 32) - 1));
+        for (uint word = 0; word < i / 32; word++) place += __popc(own[word * experts]);
+        shares[firsts[ids[i]] + place / SHARE_ROWS].pairs[place % SHARE_ROWS] = (ushort)i;
+    }
     __syncthreads();
     return all;
+}
+
+// Leaves the list to experts_stream_down, by a block that lets that launch begin only afterwards.
+SHARED void write_list(const StreamArgs& args, const Share* shares, uint count) {
+    for (uint i = threadIdx.x; i < count * SHARE_WORDS; i += blockDim.x)
+        args.list[4 + i] = ((const uint*)shares)[i];
+    if (threadIdx.x == 0) args.list[0] = count;
+    __syncthreads();
+    if (threadIdx.x == 0) __threadfence();
+    __syncthreads();
+}
+
+// Reads it; returns how many shares there are. Visible afterwards.
+SHARED uint read_list(const StreamArgs& args, Share* shares) {
+    uint count = __ldcg(args.list);
+    // No more than pairs, so that nothing waits for the number.
+    for (uint i = threadIdx.x; i < args.rows * args.k * SHARE_WORDS; i += blockDim.x)
+        ((uint*)shares)[i] = __ldcg(args.list + 4 + i);
+    __syncthreads();
+    return count;
 }
 
 // The products of a slice: `stages` stages, each with a fetch of one ahead. `one`: of one row, which most
@@ -197,27 +229,105 @@ SHARED void stage_units(const StreamArgs& args, uchar* smem, uint first) {
         make_unit(args.codes.units[i], args.codes.sums[i], units[i / groups * (groups + 1) + i % groups]);
 }
 
+// The rows of a block's shares, of those from `first` on: `count` places in all, of which the leading `held`
+// have their codes in shared memory.
+struct HeldRows {
+    uint first, count, held;
+};
+
+// The row at place `n`.
+SHARED uint held_row(const StreamArgs& args, const Share* shares, const HeldRows& held, uint n) {
+    uint at = held.first;
+    for (; n >= shares[at].count; at++) n -= shares[at].count;
+    return shares[at].pairs[n] / args.k;
+}
+
+// Rows of items begin .. end, a warp each: copies of codes are queued, units come at once.
+SHARED HeldRows hold_rows(const StreamArgs& args, uchar* smem, const Share* shares, uint begin, uint end) {
+    const uint tiles = EXPERT_INNER / 16, chunks = EXPERT_WIDTH / 8, groups = EXPERT_WIDTH / Stored::GROUP;
+    uint lane = threadIdx.x % 32;
+    HeldRows held = {begin / tiles, 0, 0};
+    for (uint i = held.first; i * tiles < end; i++) {
+        held.count += shares[i].count;
+        if (held.count <= HELD) held.held = held.count;
+    }
+    for (uint n = threadIdx.x / 32; n < held.count; n += blockDim.x / 32) {
+        uint row = held_row(args, shares, held, n);
+        const uchar* from = args.codes.codes + (ulong)row * (EXPERT_WIDTH * 2);
+        uchar* to = smem + args.places.x_at + n * args.places.row_stride;
+        if (n < held.held)
+            for (uint i = lane; i < chunks; i += 32) copy_async_16(to + i * 16, from + i * 16);
+        U* units = (U*)(smem + args.places.units_at) + n * (groups + 1);
+        for (uint i = lane; i < groups; i += 32)
+            make_unit(args.codes.units[row * groups + i], args.codes.sums[row * groups + i], units[i]);
+    }
+    copy_async_commit();
+    return held;
+}
+
+// Items `item`, ... of a team, below `end`.
+template <class Ring, class Fetch>
+SHARED void multiply_hidden(const StreamArgs& args, uchar* smem, const Share* shares, const HeldRows& held,
+                            Ring& ring, uint item, uint end, uint stages, Fetch fetch) {
+    const uint groups = EXPERT_WIDTH / Stored::GROUP, tiles = EXPERT_INNER / 16;
+    const uint slices = WIDTH_SLICES, teams = WARPS_MAX / slices;
+    const StreamPlaces& at = args.places;
+    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / slices, slice = warp % slices;
+    const U* units = (const U*)(smem + at.units_at) + slice * Stored::SLICE_GROUPS;
+    float* parts = (float*)(smem + at.parts_at) + team * (2 * (slices - 1) * 8 * 32) + lane;
+    for (uint turn = 0; item < end; item += teams, turn ^= 1) {
+        const Share& share = shares[item / tiles];
+        uint count = share.count, tile = item % tiles, before = 0;
+        StreamRows rows;
+        SliceSums<2, 1> sums;
+        sums.clear();
+        for (uint i = held.first; HELD > 0 && i < item / tiles; i++) before += shares[i].count;
+        auto row_of = [&](uint n) { return share.pairs[min(n, count - 1)] / args.k; };
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint n = lane % 4 * 2 + i, place = HELD > 0 ? before + min(n, count - 1) : row_of(n);
+            rows.units[i] = (const uchar*)(units + place * (groups + 1));
+        }
+        if (STAGED || (HELD > 0 && before + count <= held.held)) {
+            uint place = STAGED ? row_of(lane / 4) : before + min(lane / 4, count - 1);
+            rows.codes = smem + at.x_at + place * at.row_stride + slice * 2048;
+            stream_slice(ring, sums, rows, stages, count == 1, fetch);
+        } else {
+            rows.codes = args.codes.codes + (ulong)row_of(lane / 4) * (EXPERT_WIDTH * 2) + slice * 2048;
+            stream_slice(ring, sums, rows, stages, count == 1, fetch);
+        }
+        float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
+        if (!sums.gather(own, team, slices, slice)) continue;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint n = lane % 4 * 2 + i % 2;
+            if (n >= count) continue;
+            args.hidden[(ulong)share.pairs[n] * EXPERT_INNER + tile * 16 + lane / 4 + i / 2 * 8] =
+                silu_exact(sums.v[0][0][i]) * sums.v[1][0][i];
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     experts_stream_hidden(const __grid_constant__ StreamArgs args) {
     extern __shared__ __align__(128) uchar smem[];
     typedef WeightRing<Stored, 2, 1, sizeof(U)> Weights;
-    const uint groups = EXPERT_WIDTH / Stored::GROUP, tiles = EXPERT_INNER / 16;
-    const uint slices = WIDTH_SLICES, teams = WARPS_MAX / slices;
-    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / slices, slice = warp % slices;
+    const uint tiles = EXPERT_INNER / 16, slices = WIDTH_SLICES, teams = WARPS_MAX / slices;
+    uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % slices;
     const StreamPlaces& at = args.places;
+    bool leaves_list = blockIdx.x == 0;
     wait_for_launches_before();
-    start_next_launch();
+    if (!leaves_list) start_next_launch();
     if (STAGED) queue_rows<EXPERT_WIDTH>(smem + at.x_at, at.row_stride, args.codes, args.rows);
     copy_async_commit();
     // The first warps route.
     if (STAGED) stage_units(args, smem, args.rows < WARPS_MAX ? 32 * args.rows : 0);
     Share* shares = (Share*)(smem + at.shares_at);
-    const U* units = (const U*)(smem + at.units_at);
-    uint items = list_shares(args, smem, shares) * tiles;
-    uint end = items * (blockIdx.x + 1) / gridDim.x, item = items * blockIdx.x / gridDim.x + team;
+    uint listed = list_shares(args, smem, shares), items = listed * tiles;
+    uint begin = items * blockIdx.x / gridDim.x, end = items * (blockIdx.x + 1) / gridDim.x;
     // Stages of an item.
     uint steps = min((uint)SLICE_STEPS, EXPERT_WIDTH / STEP - slice * SLICE_STEPS);
-    uint stages = steps / Weights::STAGE_STEPS, ahead = item, ahead_stage = 0;
+    uint stages = steps / Weights::STAGE_STEPS, ahead = begin + warp / slices, ahead_stage = 0;
     Weights ring;
     ring.stages = smem + warp * (RING * Weights::STAGE_BYTES), ring.lane = lane, ring.next = 0;
     auto fetch = [&]() {
@@ -232,65 +342,51 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     };
 #pragma unroll
     for (int i = 0; i < RING - 1; i++) fetch();
+    HeldRows held = {0, 0, 0};
+    if (HELD > 0 && begin < end) held = hold_rows(args, smem, shares, begin, end);
+    if (!STAGED && HELD == 0) stage_units(args, smem, 0);
+    if (leaves_list) {
+        write_list(args, shares, listed);
+        start_next_launch();
+    }
+    copy_async_wait<STAGED ? RING - 1 : 0>();
+    __syncthreads();
+    multiply_hidden(args, smem, shares, held, ring, begin + warp / slices, end, stages, fetch);
 #if ROUTE_VALUES > 0
+    // Nobody reads them before the next launch but one; the last warps have the fewest items.
     write_picks(args, (const uint*)(smem + at.ids_at));
 #endif
-    if (!STAGED) stage_units(args, smem, 0);
-    copy_async_wait<RING - 1>();
-    __syncthreads();
-    float* parts = (float*)(smem + at.parts_at) + team * (2 * (slices - 1) * 8 * 32) + lane;
-    for (uint turn = 0; item < end; item += teams, turn ^= 1) {
-        const Share& share = shares[item / tiles];
-        uint count = share.count, tile = item % tiles;
-        auto row_of = [&](uint n) { return share.pairs[min(n, count - 1)] / args.k; };
-        StreamRows rows;
-        rows.codes = STAGED ? smem + at.x_at + row_of(lane / 4) * at.row_stride
-                            : args.codes.codes + (ulong)row_of(lane / 4) * (EXPERT_WIDTH * 2);
-        rows.codes += slice * 2048;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            rows.units[i] = (const uchar*)(units + row_of(lane % 4 * 2 + i) * (groups + 1) +
-                                           slice * Stored::SLICE_GROUPS);
-        SliceSums<2, 1> sums;
-        sums.clear();
-        stream_slice(ring, sums, rows, stages, count == 1, fetch);
-        float* own = parts + turn * ((slices - 1) * sums.VALUES * 32);
-        if (!sums.gather(own, team, slices, slice)) continue;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint n = lane % 4 * 2 + i % 2;
-            if (n >= count) continue;
-            args.hidden[(ulong)share.pairs[n] * EXPERT_INNER + tile * 16 + lane / 4 + i / 2 * 8] =
-                silu_exact(sums.v[0][0][i]) * sums.v[1][0][i];
-        }
-    }
 }
 
-// Hidden values of shares first .. last to codes and units in shared memory, eight rows a share. Shares below
-// `shared` are the shared expert's. By all threads; visible after a barrier.
-SHARED void quantize_shares(const StreamArgs& args, uchar* smem, const Share* shares, uint first, uint last,
-                            uint own_first) {
-    const uint quads = EXPERT_INNER / 4, group = Stored::GROUP, groups = EXPERT_INNER / group;
-    U* units = (U*)(smem + args.places.units_at);
-#pragma unroll 1
-    for (uint i = threadIdx.x; i < (last - first) * SHARE_ROWS * quads; i += blockDim.x) {
-        // A warp has 128 values of one row; first rows of all shares come first, for most have no other.
-        uint row = i / quads, quad = i % quads, number = first + row % (last - first);
-        const Share& share = shares[number];
-        row = row / (last - first);
-        if (row >= share.count) continue;
-        bool is_shared = number < args.shared.shares;
-        uint pair = is_shared ? share.pairs[0] + row : share.pairs[row];
-        row += (number - first) * SHARE_ROWS;
-        ulong from = (ulong)pair * EXPERT_INNER + 4 * quad;
-        float4 x = *(const float4*)((is_shared ? args.shared.gate : args.hidden) + from);
+// Hidden values on their way to codes: a quad of a row, of the shared expert with what they are made of.
+struct HiddenQuad {
+    uint share, row, quad;
+    bool there, is_shared;
+    ulong from;
+    float4 x, up;
+
+    // Asks for quad `i` of the rows of shares first .. last: a warp has 128 values of one row; first rows of
+    // all shares come first, for most have no other.
+    SHARED void ask(const StreamArgs& args, const Share* shares, uint first, uint last, uint i) {
+        const uint quads = EXPERT_INNER / 4;
+        share = first + i / quads % (last - first), row = i / quads / (last - first), quad = i % quads;
+        there = row < shares[share].count, is_shared = share < args.shared.shares;
+        if (!there) return;
+        uint pair = is_shared ? shares[share].pairs[0] + row : shares[share].pairs[row];
+        from = (ulong)pair * EXPERT_INNER + 4 * quad;
+        x = *(const float4*)((is_shared ? args.shared.gate : args.hidden) + from);
+        if (is_shared) up = *(const float4*)(args.shared.up + from);
+    }
+
+    // Its codes and, by the first lane of a group, the group's unit, at row `at` of the block.
+    SHARED void put(const StreamArgs& args, uchar* smem, uint at, uint own_first) const {
+        const uint group = Stored::GROUP, groups = EXPERT_INNER / group;
         float values[4] = {x.x, x.y, x.z, x.w};
         if (is_shared) {
-            float4 up = *(const float4*)(args.shared.up + from);
             values[0] = silu_exact(x.x) * up.x, values[1] = silu_exact(x.y) * up.y;
             values[2] = silu_exact(x.z) * up.z, values[3] = silu_exact(x.w) * up.w;
             // The block with the share's first tile writes them.
-            if (own_first <= number * (EXPERT_WIDTH / 16))
+            if (own_first <= share * (EXPERT_WIDTH / 16))
                 *(float4*)(args.shared.inner + from) =
                     make_float4(values[0], values[1], values[2], values[3]);
         }
@@ -305,9 +401,30 @@ SHARED void quantize_shares(const StreamArgs& args, uchar* smem, const Share* sh
         }
         for (uint h = group / 8; h > 0; h >>= 1) sum = sum + __shfl_xor_sync(0xffffffffu, sum, h);
         uint2 codes = make_uint2(half_pair(values[0], values[1]), half_pair(values[2], values[3]));
-        *(uint2*)(smem + args.places.x_at + row * args.places.row_stride + 8 * quad) = codes;
+        *(uint2*)(smem + args.places.x_at + at * args.places.row_stride + 8 * quad) = codes;
+        U* units = (U*)(smem + args.places.units_at) + at * (groups + 1);
         if (quad % (group / 4) == 0)
-            make_unit(quantize_unit(14, magnitude), sum, units[row * (groups + 1) + quad / (group / 4)]);
+            make_unit(quantize_unit(14, magnitude), sum, units[quad / (group / 4)]);
+    }
+};
+
+// Hidden values of shares first .. last to codes and units in shared memory, eight rows a share. Shares below
+// `shared` are the shared expert's. By all threads, QUADS_AHEAD quads asked for at a time; visible after a
+// barrier.
+SHARED void quantize_shares(const StreamArgs& args, uchar* smem, const Share* shares, uint first, uint last,
+                            uint own_first) {
+    const uint all = (last - first) * SHARE_ROWS * (EXPERT_INNER / 4);
+#pragma unroll 1
+    for (uint i = threadIdx.x; i < all; i += QUADS_AHEAD * blockDim.x) {
+        HiddenQuad of[QUADS_AHEAD];
+#pragma unroll
+        for (int n = 0; n < QUADS_AHEAD; n++) {
+            of[n].there = false;
+            if (i + n * blockDim.x < all) of[n].ask(args, shares, first, last, i + n * blockDim.x);
+        }
+#pragma unroll
+        for (int n = 0; n < QUADS_AHEAD; n++)
+            if (of[n].there) of[n].put(args, smem, of[n].row + (of[n].share - first) * SHARE_ROWS, own_first);
     }
 }
 
@@ -328,12 +445,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS_MAX, 1)
     uint warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / slices, slice = warp % slices;
     const StreamPlaces& at = args.places;
     start_next_launch();
-    // The picks, or the logits they come from, were there before experts_stream_hidden began, and it lets
-    // this launch begin only after that.
+    // experts_stream_hidden lets this launch begin only after the list was left.
     Share* shares = (Share*)(smem + at.shares_at);
     uint first_routed = args.shared.shares;
     list_shared(args, shares);
-    uint items = (list_shares(args, smem, shares + first_routed) + first_routed) * tiles;
+    uint items = (read_list(args, shares + first_routed) + first_routed) * tiles;
     uint end = items * (blockIdx.x + 1) / gridDim.x, begin = items * blockIdx.x / gridDim.x;
     uint item = begin + team;
     uint steps = min((uint)SLICE_STEPS, EXPERT_INNER / STEP - slice * SLICE_STEPS);

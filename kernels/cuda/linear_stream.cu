@@ -2,8 +2,8 @@
 // input in one launch. A block a multiprocessor stays to the end with codes of ROWS rows in its shared memory
 // (y: which) and takes an equal part of all tiles in order; a team of warps has a tile, a warp each slice
 // (linear_stream.cuh). Compiled for ROWS (8, 16 or 32), COLS (a multiple of 256), WARPS of a block, RING
-// stages of a warp, UNIT_BYTES (16 if a code of the launch has two digits, else 8), CODE_GROUP, and the kinds
-// of matrix, of which targets are in order.
+// stages of a warp, PARTS places for the sums of a team's slices (1 or 2), UNIT_BYTES (16 if a code of the
+// launch has two digits, else 8), CODE_GROUP, and the kinds of matrix, of which targets are in order.
 #include "linear_stream.cuh"
 
 #define MATRICES_MAX 8
@@ -101,8 +101,11 @@ SHARED void stream_tiles(const StreamArgs& args, const StreamPart& part, uchar* 
             fetch();
             ring.template multiply<false>(sums, oldest, rows);
         }
-        float* own = parts + (team * 2 + turn) * (SLICES - 1) * room;
-        if (!sums.gather(own, team, SLICES, slice)) continue;
+        float* own = parts + (team * PARTS + turn % PARTS) * (SLICES - 1) * room;
+        bool whole = sums.gather(own, team, SLICES, slice);
+        // With one place for them, the parts were read before the next ones come.
+        if (PARTS == 1 && SLICES > 1) team_sync(1 + team, 32 * SLICES);
+        if (!whole) continue;
         const StreamTarget& target = target_of(args, tile);
 #pragma unroll
         for (int i = 0; i < ROW_TILES * 4; i++) {

@@ -10,44 +10,33 @@ SHARED uint order_key(float x) {
 }
 
 // The k best of `experts` logits, best first (ties to the lower id), k <= min(32, experts): lane i gets
-// pick i; 0 beyond k. VALUES: experts / 32, rounded up to a power of two.
+// pick i; 0 beyond k. VALUES: experts / 32, rounded up to a power of two. A block does it once, so what takes
+// time is to fetch the code: a loop over the picks is shorter than sorting first.
 template <int VALUES>
 SHARED uint route_picks(const float* logits, uint experts, uint k) {
     const uint all = 0xffffffffu;
-    uint lane = threadIdx.x % 32;
-    // A lane's experts are lane, lane + 32, ...: it sorts them, then the best of all lanes' first ones is
-    // taken.
-    uint key[VALUES], own[VALUES];
+    // A lane's experts are lane, lane + 32, ...
+    uint lane = threadIdx.x % 32, key[VALUES], id = 0;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         uint expert = lane + 32 * i;
         // What does not exist comes last: numbers and NaN are above 0.
         key[i] = expert < experts ? max(order_key(logits[expert]), 1u) : 0u;
-        own[i] = i;
     }
-    // Batcher's odd-even merge sort.
-#pragma unroll
-    for (int p = 1; p < VALUES; p *= 2)
-#pragma unroll
-        for (int h = p; h >= 1; h /= 2)
-#pragma unroll
-            for (int i = 0; i + h < VALUES; i++) {
-                bool compared = i >= h % p && (i - h % p) / h % 2 == 0 && i / (2 * p) == (i + h) / (2 * p);
-                if (!compared) continue;
-                bool swap = key[i] < key[i + h] || (key[i] == key[i + h] && own[i] > own[i + h]);
-                uint low_key = swap ? key[i] : key[i + h], low_own = swap ? own[i] : own[i + h];
-                key[i] = swap ? key[i + h] : key[i], own[i] = swap ? own[i + h] : own[i];
-                key[i + h] = low_key, own[i + h] = low_own;
-            }
-    uint id = 0;
+#pragma unroll 1
     for (uint pick = 0; pick < k; pick++) {
-        uint top = __reduce_max_sync(all, key[0]), candidate = lane + 32 * own[0];
-        uint chosen = __reduce_min_sync(all, key[0] == top ? candidate : 0xffffffffu);
-        if (lane == pick) id = chosen;
-        if (chosen != candidate) continue;
+        uint best = key[0], candidate = 0xffffffffu;
 #pragma unroll
-        for (int i = 0; i + 1 < VALUES; i++) key[i] = key[i + 1], own[i] = own[i + 1];
-        key[VALUES - 1] = 0;
+        for (int i = 1; i < VALUES; i++) best = max(best, key[i]);
+        uint top = __reduce_max_sync(all, best);
+#pragma unroll
+        for (int i = VALUES - 1; i >= 0; i--)
+            if (key[i] == top) candidate = lane + 32 * i;
+        uint chosen = __reduce_min_sync(all, candidate);
+        if (lane == pick) id = chosen;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+            if (chosen == lane + 32 * i) key[i] = 0;
     }
     return id;
 }

@@ -25,7 +25,7 @@ struct Spill {
 
 /// All that may: none is in a decode step or a prompt of a Hopper card, but for wide rows that are done
 /// again, K/V of 16 bits, pictures, and what attention's filling warps keep between blocks.
-const SPILLS: [Spill; 6] = [
+const SPILLS: [Spill; 7] = [
     // Two blocks a multiprocessor leave each thread 128 registers; they are worth more than these bytes cost.
     Spill {
         file: "experts.cu",
@@ -49,6 +49,14 @@ const SPILLS: [Spill; 6] = [
         most: 76,
     },
     Spill { file: "linear_dense.cu", with: "", kernel: "linear_dense", archs: &["sm_100a"], most: 68 },
+    // Sixteen warps leave each thread 128 registers.
+    Spill {
+        file: "linear_stream.cu",
+        with: "WARPS=16",
+        kernel: "linear_stream",
+        archs: &["sm_100a"],
+        most: 16,
+    },
     // Values of a whole head and codes of two digits: more than 255 registers.
     Spill {
         file: "attention_prompt.cu",

@@ -54,7 +54,9 @@ pub(super) fn lower(
         let args = Args::new().step(&c.step()).words(&states.words()).words(&inputs.0);
         let rows = shape.window_rows.min(WINDOW_ROWS);
         c.push(Launch {
-            kernel: states.kernel("delta_rule.cu", "delta_window"),
+            kernel: states
+                .kernel("delta_rule.cu", "delta_window")
+                .define("ONE_ROW_WINDOWS", u32::from(shape.window_rows == 1)),
             grid: [states.head_blocks() as u32, shape.windows as u32, 1],
             block: BLOCK,
             shared: (rows * states.row_bytes()) as u32,

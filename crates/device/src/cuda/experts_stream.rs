@@ -14,17 +14,23 @@ const ROWS_MIN: usize = 2;
 const ROWS_MAX: usize = 64;
 /// Up to this many rows the blocks keep the rows' codes.
 const STAGED_ROWS_MAX: usize = 8;
-/// Warps of a block (experts_stream.cu, `WARPS_MAX`), pairs of a share, shares whose hidden values a block keeps.
+/// Warps of a block (experts_stream.cu, `WARPS_MAX`), pairs of a share, shares whose hidden values a block
+/// keeps.
 const WARPS_MAX: usize = 16;
 const SHARE_ROWS: usize = 8;
 const SHARES_STAGED: usize = 3;
 /// Shared memory of the kernels besides.
 const STATIC: usize = 128;
-/// Stages of a warp's ring. Two leave more of the first cache, which is worth more than a third one but for
-/// some rows, where there is room for it.
-const RING_MIN: usize = 2;
-const RING_MAX: usize = 3;
-const RING_MAX_ROWS: std::ops::RangeInclusive<usize> = 5..=8;
+/// Stages of a warp's ring, and rows of its own shares that a block keeps where it does not keep all: the
+/// first that there is room for. Of few rows all are kept; two stages leave more of the first cache, which is
+/// worth more than a third one but from [`DEEP_ROWS_MIN`] rows on.
+const FORMS_OF_MANY: [(usize, usize); 4] = [(3, 20), (3, 12), (2, 12), (2, 0)];
+const FORMS_OF_FEW: [(usize, usize); 2] = [(3, 0), (2, 0)];
+const DEEP_ROWS_MIN: usize = 5;
+/// Words of the list of shares before them.
+const LIST_WORDS: usize = 4;
+/// Words of a share: two numbers, and the pairs, two a word.
+const SHARE_WORDS: usize = 2 + SHARE_ROWS / 2;
 /// Steps of a stage, of both matrices together, and the inputs that as many of one are.
 const STAGE_STEPS: usize = 4;
 const COLS_STEP: usize = 256;
@@ -85,8 +91,7 @@ impl Shape {
         let units_at = take(self.unit_rows * (self.cols / group + 1) * unit);
         let parts_at = take(teams * 2 * (slices - 1) * self.matrices * 4 * 128);
         let ids_at = take(4 * self.pairs);
-        // Two counts and the pairs of two bytes each.
-        let shares_at = take((8 + 2 * SHARE_ROWS) * self.shares);
+        let shares_at = take(4 * SHARE_WORDS * self.shares);
         Places { x_at, units_at, parts_at, ids_at, shares_at, row_stride, bytes: end }
     }
 }
@@ -106,6 +111,7 @@ pub(super) struct Stream {
     kind: Kind,
     ring: usize,
     staged: bool,
+    held: usize,
     hidden: Shape,
     down: Shape,
 }
@@ -123,14 +129,17 @@ impl Stream {
             return None;
         }
         let staged = rows <= STAGED_ROWS_MAX;
-        let of = |ring| {
+        // Rows of the shares that a block has a part of.
+        let shares_max = pairs.min(experts.count + pairs / SHARE_ROWS);
+        let places = SHARE_ROWS * (shares_max.div_ceil(c.facts().processors as usize) + 1);
+        let of = |&(ring, held): &(usize, usize)| {
             let hidden = Shape {
                 kind,
                 ring,
                 cols: width,
                 matrices: 2,
-                unit_rows: rows,
-                code_rows: if staged { rows } else { 0 },
+                unit_rows: if held > 0 { places } else { rows },
+                code_rows: if staged { rows } else { held },
                 pairs,
                 shares: pairs,
             };
@@ -143,19 +152,24 @@ impl Stream {
                 shares: pairs + rows.div_ceil(SHARE_ROWS),
                 ..hidden
             };
-            Self { kind, ring, staged, hidden, down }
+            Self { kind, ring, staged, held, hidden, down }
         };
-        let bitmaps = experts.count * pairs.div_ceil(32) * 4;
+        // Pairs of every expert as bits, and its first share, where rings will be.
+        let bits = 4 * experts.count * (1 + pairs.div_ceil(32));
         let fits = |stream: &Self| {
             [&stream.hidden, &stream.down].iter().all(|shape| {
                 let places = shape.places();
                 places.bytes + STATIC <= c.facts().shared_max as usize
-                    && bitmaps <= places.x_at
+                    && bits <= places.x_at
                     && experts.count <= shape.threads()
             })
         };
-        let most = if RING_MAX_ROWS.contains(&rows) { RING_MAX } else { RING_MIN };
-        (RING_MIN..=most).rev().map(of).find(fits)
+        let forms = match (staged, rows >= DEEP_ROWS_MIN) {
+            (false, _) => &FORMS_OF_MANY[..],
+            (true, true) => &FORMS_OF_FEW,
+            (true, false) => &FORMS_OF_FEW[1..],
+        };
+        forms.iter().map(of).find(fits)
     }
 
     /// `codes` of the rows; `hidden`: scratch of a row for every pair.
@@ -185,11 +199,14 @@ impl Stream {
             }
             None => [0; 7],
         };
+        let pairs = routed.rows * k;
+        let list = c.scratch("experts_list", 4 * (LIST_WORDS + SHARE_WORDS * pairs))?;
         for (name, shape) in [("experts_stream_hidden", &self.hidden), ("experts_stream_down", &self.down)] {
             let places = shape.places();
             let mut words = words.clone();
             words.extend(places.words());
             words.extend(shared);
+            words.push(list);
             c.push(Launch {
                 kernel: kernel_of("experts_stream.cu", name, &[self.kind])
                     .define("ROWS", SHARE_ROWS)
@@ -197,6 +214,7 @@ impl Stream {
                     .define("EXPERT_INNER", experts.inner)
                     .define("RING", self.ring)
                     .define("STAGED", u32::from(self.staged))
+                    .define("HELD", self.held)
                     .define("ROUTE_VALUES", route_values),
                 grid: [c.facts().processors, 1, 1],
                 block: shape.threads() as u32,

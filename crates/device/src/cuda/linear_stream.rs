@@ -12,13 +12,19 @@ use crate::Buffer;
 /// Rows of a launch.
 const ROWS_MIN: usize = 2;
 const ROWS_MAX: usize = 32;
-/// Up to this many rows, matrices of fewer than [`TILES_MIN`] tiles a multiprocessor are done sooner in small jobs.
+/// Up to this many rows, matrices of fewer than [`TILES_MIN`] tiles a multiprocessor are done sooner in small
+/// jobs.
 const FEW_ROWS: usize = 8;
 const TILES_MIN: usize = 3;
 /// Rows that the kernel is compiled for.
 const CLASSES: [usize; 3] = [8, 16, 32];
-/// Warps of a block and stages of each one's ring: the first that there is room for.
-const SHAPES: [(usize, usize); 5] = [(16, 4), (16, 3), (8, 4), (8, 3), (8, 2)];
+/// Matrices of at most a tile a multiprocessor over more rows than this are done by more blocks, of fewer
+/// rows each.
+const ROWS_APART: usize = 8;
+/// Warps of a block, stages of each one's ring, and places for the sums of a team: the first that there is
+/// room for.
+const SHAPES: [(usize, usize, usize); 7] =
+    [(16, 4, 2), (16, 3, 2), (16, 3, 1), (16, 2, 1), (8, 4, 2), (8, 3, 2), (8, 2, 2)];
 /// Steps of a stage, and the inputs that they are.
 const STAGE_STEPS: usize = 4;
 const COLS_STEP: usize = 256;
@@ -32,6 +38,7 @@ struct Form {
     cols: usize,
     warps: usize,
     ring: usize,
+    places_of_sums: usize,
 }
 
 /// Offsets into a block's shared memory.
@@ -54,14 +61,19 @@ impl Form {
         if !alike || !many || !(ROWS_MIN..=ROWS_MAX).contains(&rows) || !cols.is_multiple_of(COLS_STEP) {
             return None;
         }
-        let classes = CLASSES.iter().skip_while(|&&class| class < rows && class < ROWS_MAX);
+        let apart = rows > ROWS_APART && tiles <= c.facts().processors as usize;
+        let classes = CLASSES.iter().skip_while(|&&class| class < rows && class < ROWS_MAX && !apart);
+        // Sixteen warps with one place are for blocks that have work for more than eight.
+        let many_tiles = tiles > c.facts().processors as usize * (8 / cols.div_ceil(SLICE)).max(1);
         // All rows together, or else as many as there is room for.
         let fewer = CLASSES.iter().rev();
         classes.take(1).chain(fewer).find_map(|&class| {
-            SHAPES.iter().find_map(|&(warps, ring)| {
-                let form = Self { kinds: kinds.clone(), group, class, cols, warps, ring };
-                (form.teams() > 0 && form.places().bytes <= c.facts().shared_max as usize).then_some(form)
-            })
+            SHAPES.iter().filter(|shape| many_tiles || shape.2 > 1).find_map(
+                |&(warps, ring, places_of_sums)| {
+                    let form = Self { kinds: kinds.clone(), group, class, cols, warps, ring, places_of_sums };
+                    (form.teams() > 0 && form.places().bytes <= c.facts().shared_max as usize).then_some(form)
+                },
+            )
         })
     }
 
@@ -74,9 +86,9 @@ impl Form {
         self.warps / self.slices()
     }
 
-    /// Blocks for each part of the rows. Up to [`FEW_ROWS`] rows leave a quarter of the multiprocessors to the
-    /// norms before and the launches after where this takes no more turns: all would wait for a block that waits
-    /// for the place of another.
+    /// Blocks for each part of the rows. Up to [`FEW_ROWS`] rows leave a quarter of the multiprocessors to
+    /// the norms before and the launches after where this takes no more turns: all would wait for a block
+    /// that waits for the place of another.
     fn blocks(&self, c: &Lowering<'_>, rows: usize, tiles: usize, parts: usize) -> usize {
         let all = (c.facts().processors as usize / parts).max(1);
         let fewer = (3 * all / 4).max(1);
@@ -98,7 +110,8 @@ impl Form {
         let units_at = x_at + self.class * row_stride;
         let units = self.class * (self.cols / self.group + 1) * self.unit_bytes();
         let parts_at = (units_at + units).next_multiple_of(16);
-        let bytes = parts_at + self.teams() * 2 * (self.slices() - 1) * self.class / 8 * 4 * 128;
+        let bytes =
+            parts_at + self.teams() * self.places_of_sums * (self.slices() - 1) * self.class / 8 * 4 * 128;
         Places { x_at, units_at, parts_at, row_stride, bytes }
     }
 }
@@ -138,6 +151,7 @@ pub(super) fn lower(
                 .define("COLS", form.cols)
                 .define("WARPS", form.warps)
                 .define("RING", form.ring)
+                .define("PARTS", form.places_of_sums)
                 .define("UNIT_BYTES", form.unit_bytes())
                 .define("CODE_GROUP", form.group),
             grid: [blocks.min(tiles) as u32, parts as u32, 1],
