@@ -31,7 +31,7 @@ const SPILLS: [Spill; 7] = [
         file: "experts.cu",
         with: "ROWS=1",
         kernel: "experts_hidden",
-        archs: &["sm_100a", "sm_120a"],
+        archs: &["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"],
         most: 48,
     },
     Spill {
