@@ -231,9 +231,10 @@ impl From<TextError> for Failure {
             | TextError::TemplateLimit { .. } => {
                 (Exit::Failure, "the model's own chat template decides which chats it takes")
             }
-            TextError::TemplateImages { .. } | TextError::NotContinuable { .. } | TextError::NoFreeMarks => {
-                (Exit::Failure, "change the chat and try again")
-            }
+            TextError::PromptTooLong { .. }
+            | TextError::TemplateImages { .. }
+            | TextError::NotContinuable { .. }
+            | TextError::NoFreeMarks => (Exit::Failure, "change the chat and try again"),
             TextError::Encode { .. } => (Exit::Failure, "change the text and try again"),
             TextError::Read { .. }
             | TextError::FileTooLarge { .. }

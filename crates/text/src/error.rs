@@ -89,6 +89,14 @@ pub enum TextError {
         /// The limit, in fuel units or bytes.
         limit: u64,
     },
+    /// The chat is far longer than [`crate::RenderOptions::prompt_max`] allows.
+    #[error("the prompt has about {tokens} tokens, at most {most} are allowed; shorten the chat")]
+    PromptTooLong {
+        /// About how many tokens it has.
+        tokens: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// The template rendered another number of pictures than the chat has.
     #[error("the chat has {expected} pictures but the template rendered {found} picture places")]
     TemplateImages {

@@ -3,6 +3,8 @@
 //! After this step: at most one system turn and it comes first, roles are the template's four, reasoning
 //! stands in its own field, tool results follow the order of their calls.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -103,6 +105,28 @@ impl History {
     /// What was changed on the client's behalf.
     pub fn notes(&self) -> &[Note] {
         &self.notes
+    }
+
+    /// Texts that every template shows: contents and the arguments of calls; with `reasoning` also that,
+    /// which a template may leave out.
+    pub(crate) fn texts(&self, reasoning: bool) -> Vec<Cow<'_, str>> {
+        let mut texts = Vec::new();
+        for Turn { message, .. } in &self.turns {
+            match &message.content {
+                Content::Absent => {}
+                Content::Text(text) => texts.push(text.into()),
+                Content::Parts(parts) => texts.extend(parts.iter().filter_map(|part| match part {
+                    Part::Text(text) => Some(Cow::from(text)),
+                    Part::Image(_) => None,
+                })),
+            }
+            texts.extend(message.reasoning.as_ref().filter(|_| reasoning).map(Cow::from));
+            for (name, value) in message.tool_calls.iter().flat_map(|call| &call.arguments) {
+                texts.push(name.into());
+                texts.push(value.as_str().map_or_else(|| value.to_string().into(), Cow::from));
+            }
+        }
+        texts
     }
 
     /// Whether the last turn is the assistant's, so that by default its text is continued.

@@ -46,4 +46,4 @@ pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopStep, StopStrings};
 pub use template::{
     ChatTemplate, RENDER_BYTES_MAX, RENDER_FUEL, RENDER_FUEL_MAX, RENDER_FUEL_PER_VALUE, TEMPLATE_BYTES_MAX,
 };
-pub use tokenizer::{Specials, TOKEN_IDS_MAX, TOKENIZER_BYTES_MAX, Tokenizer};
+pub use tokenizer::{PromptMax, Specials, TOKEN_IDS_MAX, TOKENIZER_BYTES_MAX, Tokenizer};

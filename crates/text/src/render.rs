@@ -3,6 +3,7 @@
 //! Text from outside is encoded as plain text and the template's scaffold with its control tokens; see
 //! [`crate::marks`] for how the two are told apart.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde_json::{Map, Value};
@@ -13,7 +14,7 @@ use crate::history::History;
 use crate::marks::{MarkRules, Marks};
 use crate::message::{Content, Tool};
 use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{PromptMax, Tokenizer};
 
 /// The place of one picture in a rendered prompt.
 pub const IMAGE_PAD: &str = "<|image_pad|>";
@@ -39,6 +40,9 @@ pub struct RenderOptions {
     pub template_kwargs: Map<String, Value>,
     /// Seconds since 1970 (UTC), for templates that tell the date.
     pub now_seconds: i64,
+    /// Chats that are far longer are refused ([`TextError::PromptTooLong`]) before all of them is encoded;
+    /// `None`: however long.
+    pub prompt_max: Option<PromptMax>,
 }
 
 impl Default for RenderOptions {
@@ -51,6 +55,7 @@ impl Default for RenderOptions {
             continue_final_message: None,
             template_kwargs: Map::new(),
             now_seconds: 0,
+            prompt_max: None,
         }
     }
 }
@@ -125,6 +130,8 @@ impl ChatTemplate {
     ) -> Result<Rendered, TextError> {
         let mut notes = history.notes().to_vec();
         let continued = continues(history, options)?;
+        // Templates have limits of their own, so what each of them shows is looked at first.
+        check_length(tokenizer, &history.texts(false), options)?;
         let mut enable_thinking = options.enable_thinking;
         let prefilled = history.turns.last().filter(|last| continued && last.message.reasoning.is_none());
         if let (Some(last), None | Some(true)) = (prefilled, enable_thinking) {
@@ -163,14 +170,33 @@ impl ChatTemplate {
         let opens = options.add_generation_prompt && !continued;
         context.insert("add_generation_prompt".into(), opens.into());
 
-        let mut marked = self.run(context, options.now_seconds)?;
+        let marked = self.run(context, options.now_seconds);
+        if let Err(TextError::TemplateLimit { .. }) = marked {
+            check_length(tokenizer, &history.texts(true), options)?;
+        }
+        let mut marked = marked?;
         if continued {
             cut_at_end(&mut marked, marks.end(), history)?;
         }
+        check_length(tokenizer, &[marked.as_str().into()], options)?;
         let mut rendered = encode(tokenizer, &marks, &marked)?;
         rendered.notes = notes;
         check_images(&rendered, history)?;
         Ok(rendered)
+    }
+}
+
+/// Refuses texts that are far longer than a prompt may be.
+fn check_length(
+    tokenizer: &Tokenizer,
+    texts: &[Cow<'_, str>],
+    options: &RenderOptions,
+) -> Result<(), TextError> {
+    let Some(most) = options.prompt_max else { return Ok(()) };
+    let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+    match tokenizer.excess(&texts, most)? {
+        Some(tokens) => Err(TextError::PromptTooLong { tokens, most: most.tokens }),
+        None => Ok(()),
     }
 }
 

@@ -21,6 +21,19 @@ use crate::files;
 pub const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 /// Ids must lie below this.
 pub const TOKEN_IDS_MAX: u32 = 1 << 22;
+/// Bytes of text for each token that is allowed, up to which a prompt may fit and is encoded at once.
+const BYTES_A_TOKEN: usize = 8;
+/// Bytes of a longer one that are counted at a time.
+const MEASURED_BYTES: usize = 64 << 10;
+
+/// How long a prompt may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptMax {
+    /// Tokens.
+    pub tokens: usize,
+    /// Text up to here is encoded however many tokens it has: its number is wanted.
+    pub counted_bytes: usize,
+}
 
 /// Whether special tokens (those the tokenizer file marks so) are part of decoded text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +144,33 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// About how many tokens some texts have together, if these are far more than `most`; `None` where they
+    /// may fit. Encoding takes time and many times the memory of a text, so only as much of them is encoded
+    /// as tells; the number is that of the beginning, scaled.
+    pub fn excess(&self, texts: &[&str], most: PromptMax) -> Result<Option<usize>, TextError> {
+        let bytes: usize = texts.iter().map(|text| text.len()).sum();
+        if bytes <= most.tokens.saturating_mul(BYTES_A_TOKEN).max(most.counted_bytes) {
+            return Ok(None);
+        }
+        // Cuts make a few tokens more.
+        let enough = most.tokens.saturating_add(most.tokens / 8);
+        let (mut tokens, mut measured) = (0, 0);
+        for text in texts {
+            let mut rest = *text;
+            while !rest.is_empty() {
+                let end = (0..=rest.len().min(MEASURED_BYTES)).rev().find(|&end| rest.is_char_boundary(end));
+                let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
+                tokens += self.encode_text(part)?.len();
+                measured += part.len();
+                rest = after;
+                if tokens > enough {
+                    return Ok(Some((tokens as f64 / measured as f64 * bytes as f64) as usize));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Appends the ids of `text`, by the tokenizer's normalizer, pre-tokenizer and merges alone: this path

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use text::{
-    ChatTemplate, GenerationDefaults, History, LateSystem, Message, RenderOptions, Rendered, Specials,
-    Tokenizer, Tool,
+    ChatTemplate, GenerationDefaults, History, LateSystem, Message, PromptMax, RenderOptions, Rendered,
+    Specials, TextError, Tokenizer, Tool,
 };
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures");
@@ -285,5 +285,47 @@ fn pictures_are_counted_and_placed() {
     assert_eq!(places.len(), 2);
     let blind = ChatTemplate::new("{{ messages[0].role }}".into(), Map::new()).unwrap();
     let error = blind.render(&tokenizer, &history(&messages), &options).unwrap_err();
-    assert!(matches!(error, text::TextError::TemplateImages { expected: 2, found: 0 }));
+    assert!(matches!(error, TextError::TemplateImages { expected: 2, found: 0 }));
+}
+
+/// What may not fit is told by its beginning, in contents, arguments, and what the template shows besides.
+#[test]
+fn chats_that_are_far_too_long_are_not_encoded_whole() {
+    let dir = &folders()[0];
+    let tokenizer = Tokenizer::open(dir).unwrap();
+    let template = ChatTemplate::open(dir).unwrap();
+    let words = "word and more ".repeat(20_000);
+    let most = PromptMax { tokens: 1000, counted_bytes: 0 };
+    let told = |messages: Value, most| {
+        let options =
+            RenderOptions { prompt_max: Some(most), preserve_thinking: Some(true), ..Default::default() };
+        match template.render(&tokenizer, &history(&messages), &options) {
+            Err(TextError::PromptTooLong { tokens, most: 1000 }) => Some(tokens),
+            other => {
+                assert!(other.unwrap().text.contains(words.trim()));
+                None
+            }
+        }
+    };
+    let call = json!({"id": "c", "function": {"name": "f", "arguments": {"text": words}}});
+    for messages in [
+        json!([{"role": "user", "content": words}]),
+        json!([{"role": "user", "content": [{"type": "text", "text": words}]}]),
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "b"}]),
+        json!([{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "reasoning_content": words},
+            {"role": "user", "content": "c"}]),
+    ] {
+        let whole = tokenizer.encode_text(&words).unwrap().len();
+        let about = told(messages.clone(), most).unwrap();
+        assert!(about.abs_diff(whole) < whole / 10, "{about} of {whole}");
+        // Where the number is wanted it is the exact one.
+        assert_eq!(told(messages, PromptMax { counted_bytes: 1 << 20, ..most }), None);
+    }
+    // Long tokens: many bytes that fit all the same are encoded.
+    let spaces = " ".repeat(9 * 1000);
+    let tokens = tokenizer.encode_text(&spaces).unwrap().len();
+    assert!(tokens < 1000, "{tokens}");
+    assert_eq!(tokenizer.excess(&[&spaces], most).unwrap(), None);
 }

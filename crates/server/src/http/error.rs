@@ -305,6 +305,7 @@ impl From<TextError> for ApiError {
         let template = |message: String| Self::new(Code::TemplateError, message);
         match error {
             TextError::Request(error) => error.into(),
+            TextError::PromptTooLong { tokens, most } => Self::overflow(tokens, most),
             TextError::TemplateRaised { message } => {
                 template(format!("the chat template refuses this chat: {}", quoted(&message)))
             }

@@ -347,6 +347,18 @@ async fn very_large_requests_have_the_right_codes() {
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("prompt is too long"));
     let counted = server.post("/v1/messages/count_tokens", &body).await;
     assert!(counted.json()["error"]["message"].as_str().unwrap().contains("prompt is too long"));
+    // Arguments of calls are text as well, be it one string or a million numbers.
+    for arguments in [json!({"text": huge}), json!({"numbers": vec![1; 1 << 20]})] {
+        let call = json!({"id": "c", "function": {"name": "f", "arguments": arguments.to_string()}});
+        let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "b"}]);
+        let answer = server.chat(json!({"messages": messages})).await;
+        assert_eq!(answer.error(), (400, "context_length_exceeded".into(), None));
+        let told = answer.json()["error"]["n_prompt_tokens"].as_u64().unwrap();
+        assert!((1 << 19..8 << 20).contains(&told), "{told}");
+    }
+    let answer = server.complete(json!({"prompt": ["a", huge]})).await;
+    assert_eq!(answer.error(), (400, "context_length_exceeded".into(), None));
     let many: Vec<Value> = (0..5001)
         .map(|at| json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": "a"}))
         .collect();

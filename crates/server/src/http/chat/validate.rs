@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use text::{Content, Note, Part, RenderOptions, Rendered, ReplyOptions, Tool};
+use text::{Note, PromptMax, RenderOptions, Rendered, ReplyOptions, Tool};
 
 use super::super::app::Context;
 use super::super::asked::Asked;
 use super::super::constraint::{self, Wishes};
 use super::super::error::{ApiError, Code};
 use super::super::ids;
-use super::super::limits::beginning;
 use super::super::params::Params;
 use super::super::running::{Job, Prompt};
 use super::super::scores::Scope;
@@ -18,13 +17,8 @@ use super::request::{ChatRequest, ReasoningFormat};
 use crate::session::message_ends;
 use crate::{Measured, ReaderOptions};
 
-/// Bytes of text for each token of the context up to which a prompt may fit: it is rendered and counted. A
-/// longer one is measured first.
-const BYTES_A_TOKEN: usize = 8;
 /// Texts up to here are rendered and counted where only the number is wanted.
-const RENDERED_BYTES: usize = 8 << 20;
-/// Bytes that are measured at a time.
-const MEASURED_BYTES: usize = 64 << 10;
+const COUNTED_BYTES: usize = 8 << 20;
 
 /// A chat ready for the engine, and what its reply needs to know.
 pub(crate) struct Prepared {
@@ -55,7 +49,6 @@ pub(crate) fn prepare(asked: &Asked, mut request: ChatRequest) -> Result<Prepare
     notes.extend(model_note(app, &request.model)?);
     let offered = request.tool_choice.offered(std::mem::take(&mut request.tools));
     let tools: Arc<[Tool]> = offered.into();
-    measure_text(served, &request)?;
     let (rendered, measured) = render(app, served, &mut request, &tools)?;
     notes.extend(rendered.notes.iter().cloned());
     let context = served.context();
@@ -150,48 +143,6 @@ pub(crate) fn reader(
     }
 }
 
-/// Refuses messages whose text alone is far beyond the context, without rendering them: templates have
-/// limits of their own. The number of tokens is then that of the beginning, scaled.
-fn measure_text(served: &Served, request: &ChatRequest) -> Result<(), ApiError> {
-    let texts = || request.messages.iter().flat_map(|message| texts(&message.content));
-    let bytes: usize = texts().map(str::len).sum();
-    let context = served.context();
-    let least = if request.dry_run { RENDERED_BYTES } else { 0 };
-    if bytes <= context.saturating_mul(BYTES_A_TOKEN).max(least) {
-        return Ok(());
-    }
-    let (mut tokens, mut measured) = (0, 0);
-    for text in texts() {
-        let mut rest = text;
-        while !rest.is_empty() {
-            let (part, after) = rest.split_at(beginning(rest, MEASURED_BYTES).len());
-            tokens += served.session.text().tokenizer.encode_text(part)?.len();
-            measured += part.len();
-            rest = after;
-            // Cuts make a few tokens more.
-            if tokens > context + context / 8 {
-                let all = tokens as f64 / measured as f64 * bytes as f64;
-                return Err(ApiError::overflow(all as usize, context));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn texts(content: &Content) -> Vec<&str> {
-    match content {
-        Content::Absent => Vec::new(),
-        Content::Text(text) => vec![text],
-        Content::Parts(parts) => {
-            let texts = parts.iter().filter_map(|part| match part {
-                Part::Text(text) => Some(text.as_str()),
-                Part::Image(_) => None,
-            });
-            texts.collect()
-        }
-    }
-}
-
 fn render(
     app: &App,
     served: &Served,
@@ -209,6 +160,10 @@ fn render(
         continue_final_message: request.continue_final_message,
         template_kwargs: kwargs,
         now_seconds: now_seconds() as i64,
+        prompt_max: Some(PromptMax {
+            tokens: served.context(),
+            counted_bytes: if request.dry_run { COUNTED_BYTES } else { 0 },
+        }),
     };
     let (messages, session) = (std::mem::take(&mut request.messages), &served.session);
     Ok(session.text().rendered(messages, app.settings().late_system, &options, session.vision())?)

@@ -2,7 +2,7 @@
 
 use engine::LOGPROBS_MAX;
 use serde_json::{Map, Value};
-use text::{Note, Tokenizer};
+use text::{Note, PromptMax, Tokenizer};
 use utoipa::ToSchema;
 
 use super::super::error::{ApiError, Code};
@@ -102,6 +102,10 @@ impl Encoder<'_> {
     }
 
     fn text(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        let most = PromptMax { tokens: self.served.context(), counted_bytes: 0 };
+        if let Some(tokens) = self.tokenizer.excess(&[text], most)? {
+            return Err(ApiError::overflow(tokens, most.tokens));
+        }
         Ok(match self.parse_special {
             true => self.tokenizer.encode_raw(text)?,
             false => self.tokenizer.encode_text(text)?,
