@@ -257,11 +257,22 @@ fn moved(from: &Uri, location: &str) -> Option<Uri> {
     location.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.authority().is_some())
 }
 
+/// How rustls says that it does not trust the other side; it comes as the reason of a failed write.
+const UNTRUSTED: &str = "invalid peer certificate";
+
 fn broken(host: &str, error: ureq::Error) -> Trouble {
+    let is_untrusted = match &error {
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+        ureq::Error::Io(error) => error.to_string().starts_with(UNTRUSTED),
+        _ => false,
+    };
     match error {
-        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => {
+        // Another try would end in the same way.
+        error if is_untrusted => {
             let failure = Failure::new(Exit::Network, format!("{host}: {error}"));
-            failure.hint("the hub's certificate is not trusted; is there a proxy in between?").into()
+            let hint = "the hub's certificate is not trusted: a proxy in between that shows its own cannot \
+                be used; fetch the model's folder elsewhere, it needs no pull";
+            failure.hint(hint).into()
         }
         error => Trouble::Again { why: format!("{host}: {error}"), after: None },
     }

@@ -285,3 +285,17 @@ fn a_hub_that_is_not_there_is_named_and_every_try_told() {
     let hint = failure.advice().unwrap();
     assert!(hint.contains(&address) && hint.contains("CLARY_HUB"), "{hint}");
 }
+
+/// Another try would end in the same way.
+#[test]
+fn a_certificate_that_is_not_trusted_is_told_at_once() {
+    let io = |text: &str| ureq::Error::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+    let Trouble::Fatal(failure) = broken("h", io("invalid peer certificate: UnknownIssuer")) else {
+        panic!("it is tried again")
+    };
+    assert!(
+        failure.exit == Exit::Network && failure.advice().unwrap().contains("not trusted"),
+        "{failure:?}"
+    );
+    assert!(matches!(broken("h", io("a broken record")), Trouble::Again { .. }));
+}
