@@ -272,20 +272,22 @@ fn own(serve: &Command) -> impl Iterator<Item = &Arg> {
     serve.get_arguments().filter(|option| option.get_long().is_some_and(|name| name != "help"))
 }
 
-/// The command line with the file's words where it and the environment say nothing. `words` is one that
-/// was parsed already and is a `serve`.
-pub(crate) fn complete(words: &[OsString], config: &Config) -> Result<Cli> {
+/// The command line with the file's words where it and the environment say nothing, and the options that
+/// the file sets so. `words` is one that was parsed already and is a `serve`.
+pub(crate) fn complete(words: &[OsString], config: &Config) -> Result<(Cli, Vec<String>)> {
     let broken = |error: clap::Error| Failure::usage(error.to_string());
     let matches = Cli::command().try_get_matches_from(words).map_err(broken)?;
     let matches = matches.subcommand_matches(TABLE).expect("it is a serve").clone();
     let silent =
         |entry: &&Entry| matches!(source(&matches, &entry.option), None | Some(ValueSource::DefaultValue));
-    let more: Vec<OsString> = config.entries.iter().filter(silent).flat_map(Entry::words).collect();
+    let set = || config.entries.iter().filter(silent);
+    let more: Vec<OsString> = set().flat_map(Entry::words).collect();
+    let set = set().map(|entry| entry.option.clone()).collect();
     // What follows two dashes is no option.
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let words = [&words[..end], &more, &words[end..]].concat();
     let matches = Cli::command().try_get_matches_from(words).map_err(broken)?;
-    Cli::from_arg_matches(&matches).map_err(broken)
+    Ok((Cli::from_arg_matches(&matches).map_err(broken)?, set))
 }
 
 /// Where the value of an option comes from, by its long name.
@@ -348,7 +350,9 @@ mod tests {
         let (config, mistakes) = parse(text, "f");
         assert_eq!(mistakes, []);
         let words: Vec<OsString> = ["clary", "serve", "--port", "82", "--", "m"].map(Into::into).into();
-        let Command::Serve(args) = complete(&words, &config).unwrap().command else { panic!("a serve") };
+        let (cli, set) = complete(&words, &config).unwrap();
+        assert_eq!(set.len(), config.entries.len() - 1, "{set:?}");
+        let Command::Serve(args) = cli.command else { panic!("a serve") };
         assert_eq!((args.place.port, args.model.model.as_str()), (82, "m"));
         assert!(args.place.no_anthropic && !args.place.no_responses);
         assert_eq!((args.words.alias, args.words.temperature), (vec!["a".into(), "b".into()], Some(0.5)));

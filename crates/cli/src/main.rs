@@ -43,16 +43,21 @@ use output::Output;
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let command = command();
-    let parsed =
-        command.clone().try_get_matches_from(&words).and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
+    let parsed = command.clone().try_get_matches_from(&words).and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, mistakes::from_environment(&command, &matches)))
+    });
+    let (cli, mut places) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return not_parsed(&error, &command, &words),
     };
     let output = Output::new(&cli.global);
-    match complete(cli, &words).and_then(|cli| commands::dispatch(cli, &output)) {
+    match complete(cli, &words, &mut places).and_then(|cli| commands::dispatch(cli, &output)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => report(&failure, &output),
+        Err(failure) => {
+            let message = mistakes::placed(&failure.message, &places);
+            report(&Failure { message, ..failure }, &output)
+        }
     }
 }
 
@@ -68,11 +73,17 @@ fn command() -> clap::Command {
     each(Cli::command())
 }
 
-/// Adds what the configuration file says about the server.
-fn complete(cli: Cli, words: &[OsString]) -> error::Result<Cli> {
+/// Adds what the configuration file says about the server; `places` gets the options that it sets.
+fn complete(cli: Cli, words: &[OsString], places: &mut Vec<(String, String)>) -> error::Result<Cli> {
     match cli.command {
         Command::Serve(_) => {
-            let cli = config::complete(words, &config::read(cli.global.config.as_deref())?)?;
+            let file = cli.global.config;
+            let (cli, set) = config::complete(words, &config::read(file.as_deref())?)?;
+            if !set.is_empty() {
+                let path = config::path(file.as_deref())?;
+                let place = |option| (format!("--{option}"), format!("{}: {option}", path.display()));
+                places.extend(set.into_iter().map(place));
+            }
             // Where every line is a document, notes have no place among them.
             if let Command::Serve(args) = &cli.command
                 && args.work.log_format == LogFormat::Text
@@ -117,7 +128,7 @@ fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) 
     let named = typed().find(|word| command.find_subcommand(word).is_some());
     let named = named.or_else(|| typed().find(|word| !word.starts_with('-')));
     if let Some(failure) =
-        named.and_then(|name| settings_mistakes(error, command.find_subcommand(name)?, words))
+        named.and_then(|name| settings_mistakes(error, innermost(command, name, typed())?, words))
     {
         eprint_lossy(&format!(
             "error: {}\nhint: {}\n",
@@ -155,6 +166,17 @@ fn not_parsed(error: &clap::Error, command: &clap::Command, words: &[OsString]) 
     };
     eprint_lossy(&format!("hint: {hint}\n"));
     ExitCode::from(Exit::Usage as u8)
+}
+
+/// The command of this name, or the one inside that was typed.
+fn innermost<'c, 'w>(
+    command: &'c clap::Command,
+    name: &str,
+    typed: impl Iterator<Item = &'w str>,
+) -> Option<&'c clap::Command> {
+    let found = command.find_subcommand(name)?;
+    let inner = |command: &'c clap::Command, word| command.find_subcommand(word).unwrap_or(command);
+    Some(typed.skip_while(|word| *word != name).skip(1).fold(found, inner))
 }
 
 /// Where a value of the environment is refused: all that is wrong there, and for `serve` in the file.

@@ -5,7 +5,8 @@ use std::error::Error as _;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Command};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::error::Failure;
 
@@ -124,6 +125,39 @@ pub(crate) fn environment(command: &Command, words: &[OsString]) -> Vec<Mistake>
     command.get_arguments().filter_map(mistake).collect()
 }
 
+/// Options of a command that nobody typed, and the variables that set them: what goes wrong with an option is
+/// told of where its value stands.
+pub(crate) fn from_environment(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
+    let (mut command, mut matches) = (command, matches);
+    while let Some((name, inner)) = matches.subcommand()
+        && let Some(found) = command.find_subcommand(name)
+    {
+        (command, matches) = (found, inner);
+    }
+    let set = command.get_arguments().filter_map(|option| {
+        let (name, variable) = (option.get_long()?, option.get_env()?.to_str()?);
+        let is_set = matches.value_source(option.get_id().as_str()) == Some(ValueSource::EnvVariable);
+        is_set.then(|| (format!("--{name}"), variable.to_owned()))
+    });
+    set.collect()
+}
+
+/// A message that names other places of options than the command line.
+pub(crate) fn placed(message: &str, places: &[(String, String)]) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let mut placed = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(at) = rest.find("--") {
+        let (before, from) = rest.split_at(at);
+        let (option, after) = from.split_at(from.find(|c| !is_name(c)).unwrap_or(from.len()));
+        let place = places.iter().find(|(name, _)| name == option).map_or(option, |(_, place)| place);
+        placed.push_str(before);
+        placed.push_str(place);
+        rest = after;
+    }
+    placed + rest
+}
+
 /// Variables that look like this program's and are none of them, each with the nearest that is.
 pub(crate) fn unknown_variables(root: &Command) -> Vec<String> {
     let mut known: Vec<String> = VARIABLES.map(str::to_owned).to_vec();
@@ -136,4 +170,25 @@ pub(crate) fn unknown_variables(root: &Command) -> Vec<String> {
         format!("{name}: no such variable{near}")
     });
     told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn messages_name_the_place_of_an_option() {
+        let places = [("--hub".to_owned(), "CLARY_HUB".to_owned())];
+        let check = |message: &str, wanted: &str| assert_eq!(placed(message, &places), wanted);
+        check("--hub x: no address", "CLARY_HUB x: no address");
+        check("a --hub-b, --hub: --to and --hub", "a --hub-b, CLARY_HUB: --to and CLARY_HUB");
+        check("nothing -- here", "nothing -- here");
+        // Nothing is set here, whatever was typed.
+        let words = ["clary", "eval", "exact", "m", "--kv", "int16"];
+        let matches = Cli::command().try_get_matches_from(words).unwrap();
+        assert_eq!(from_environment(&Cli::command(), &matches), []);
+    }
 }

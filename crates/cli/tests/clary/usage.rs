@@ -133,6 +133,21 @@ fn every_mistake_of_the_settings_is_named() {
     let near = clary_env(&["serve", "no/such/folder/anywhere"], &[("CLARY_SLOT", "2")]);
     near.code(3).err_has("CLARY_SLOT: no such variable, did you mean CLARY_SLOTS?");
     clary_env(&["run", "m", "p"], &[("CLARY_CTX", "x")]).code(2).err_has("CLARY_CTX: expected a number");
+    clary_env(&["eval", "exact", "m"], &[("CLARY_KV", "x")]).code(2).err_has("CLARY_KV: expected one of");
+}
+
+/// Also where more than the parser has to look at a value.
+#[test]
+fn a_wrong_value_is_named_where_it_stands() {
+    clary_env(&["pull", "a/b"], &[("CLARY_HUB", "x")]).code(2).err_has("error: CLARY_HUB x: https://HOST");
+    let serve = ["serve", &demo()];
+    let kwargs = [("CLARY_TEMPLATE_KWARGS", "[]")];
+    clary_env(&serve, &kwargs).code(2).err_has("error: CLARY_TEMPLATE_KWARGS: a JSON object is expected");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("clary.toml").display().to_string();
+    std::fs::write(&file, "[serve]\ntemplate_kwargs = \"[]\"\n").unwrap();
+    let serve = ["--config", &file, "serve", &demo()];
+    clary(&serve).code(2).err_has(&format!("error: {file}: template-kwargs: a JSON object is expected"));
 }
 
 #[test]
