@@ -84,9 +84,9 @@ pub enum TextError {
     /// The chat template ran past a limit.
     #[error("the chat template went past its {what} limit of {limit}; shorten the chat")]
     TemplateLimit {
-        /// `fuel` or `output`.
+        /// `fuel`, `output` or `time`.
         what: &'static str,
-        /// The limit, in fuel units or bytes.
+        /// The limit, in fuel units, bytes or seconds.
         limit: u64,
     },
     /// The chat is far longer than [`crate::RenderOptions::prompt_max`] allows.

@@ -19,6 +19,7 @@ mod grammar;
 mod history;
 mod marks;
 mod message;
+mod namespaces;
 mod nesting;
 mod python;
 mod render;
@@ -44,6 +45,7 @@ pub use render::{IMAGE_PAD, RenderOptions, Rendered, Segment, THINK_CLOSE, THINK
 pub use reply::{CALL_BYTES_MAX, Call, End, Piece, Reply, ReplyOptions, ReplyParser, call_id};
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopStep, StopStrings};
 pub use template::{
-    ChatTemplate, RENDER_BYTES_MAX, RENDER_FUEL, RENDER_FUEL_MAX, RENDER_FUEL_PER_VALUE, TEMPLATE_BYTES_MAX,
+    ChatTemplate, RENDER_BYTES_MAX, RENDER_FUEL, RENDER_FUEL_MAX, RENDER_FUEL_PER_VALUE, RENDER_TIME_MAX,
+    TEMPLATE_BYTES_MAX,
 };
 pub use tokenizer::{PromptMax, Specials, TOKEN_IDS_MAX, TOKENIZER_BYTES_MAX, Tokenizer};

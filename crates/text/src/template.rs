@@ -8,13 +8,15 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value as Any};
 use serde_json::{Map, Value};
 
 use crate::error::TextError;
-use crate::{files, nesting, python};
+use crate::nesting::{self, Late};
+use crate::{files, namespaces, python};
 
 /// Largest template, and largest `tokenizer_config.json`, bytes.
 pub const TEMPLATE_BYTES_MAX: u64 = 16 << 20;
@@ -29,6 +31,8 @@ pub const RENDER_FUEL_MAX: u64 = 20_000_000;
 const STACK_PER_FUEL: u64 = 1 << 10;
 /// Stack of the rendering itself.
 const STACK_BASE: u64 = 16 << 20;
+/// Longest time of a rendering: there are operations whose time the fuel does not tell.
+pub const RENDER_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest rendered prompt, bytes.
 pub const RENDER_BYTES_MAX: usize = 64 << 20;
 /// Deepest nesting of macros and loops.
@@ -49,6 +53,8 @@ struct Parts {
     variables: HashSet<String>,
     /// `bos_token` and the like, as transformers hands them to templates.
     constants: Map<String, Value>,
+    /// Renderings that nobody waits for any more.
+    late: Arc<Late>,
 }
 
 /// The message of `raise_exception`, carried through the template engine's error chain.
@@ -81,6 +87,7 @@ impl ChatTemplate {
     /// Compiles a template; `constants` are visible to it by name.
     pub fn new(source: String, constants: Map<String, Value>) -> Result<Self, TextError> {
         nesting::check(&source)?;
+        namespaces::check(&source)?;
         nesting::with_stack(nesting::STACK_BYTES, || Self::compile(source, constants))?
     }
 
@@ -94,7 +101,8 @@ impl ChatTemplate {
         let template = environment.get_template(NAME).map_err(syntax)?;
         let variables = template.undeclared_variables(false);
         let digest = files::sha256_hex(source.as_bytes());
-        Ok(Self { parts: Arc::new(Parts { environment, source, digest, variables, constants }) })
+        let late = Arc::default();
+        Ok(Self { parts: Arc::new(Parts { environment, source, digest, variables, constants, late }) })
     }
 
     /// The template's text.
@@ -122,7 +130,10 @@ impl ChatTemplate {
         let values: u64 = context.values().map(count_values).sum();
         let fuel = (RENDER_FUEL + values.saturating_mul(RENDER_FUEL_PER_VALUE)).min(RENDER_FUEL_MAX);
         let stack = (STACK_BASE + fuel * STACK_PER_FUEL) as usize;
-        nesting::with_stack(stack, || self.run_here(&context, fuel))?
+        let template = self.clone();
+        let run = move || template.run_here(&context, fuel);
+        let limit = TextError::TemplateLimit { what: "time", limit: RENDER_TIME_MAX.as_secs() };
+        self.parts.late.within(RENDER_TIME_MAX, stack, run)?.unwrap_or(Err(limit))
     }
 
     /// Runs the template on the stack at hand.
@@ -389,6 +400,8 @@ mod tests {
             ("{{ a", " is defined", " }}"),
             ("{% set a", ".b", " = 1 %}"),
             ("{% if 0 %}", "{% elif 0 %}", "{% endif %}"),
+            ("{{ {'a': {}} ~ ", "-", "1 }}"),
+            ("{{ 1 %} ", "-", "1 }}"),
         ] {
             let refused = chain(first, link, last, 100_000);
             assert!(matches!(refused, Err(TextError::TemplateSyntax { line: 1, .. })), "{link}: {refused:?}");
