@@ -46,7 +46,7 @@ const SPAN_BLOCKS: usize = 8;
 pub const SPAN_TOKENS: usize = SPAN_BLOCKS * PAGE_TOKENS;
 /// Most bytes of partial results: windows and rows that would need more take turns. At 262,144 tokens it is
 /// enough for 15 rows of 16 heads of 256. Also most bytes of keys and values as halves, for which the same
-/// memory serves: 63,000 tokens of 2 heads.
+/// memory serves: 32,768 tokens of 2 heads.
 pub const SPAN_BYTES_MAX: usize = 128 << 20;
 
 /// Bytes of a sequence's keys and values as halves, if it has so many tokens.
