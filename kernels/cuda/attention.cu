@@ -1,17 +1,11 @@
 // Attention of small windows and trees: attention_spans has a block of threads for every span of 512 keys,
 // attention_fold joins them.
-#include "attention.cuh"
+#include "attention_span.cuh"
 
 // Rows of a window that share what is loaded of K and V: a constant of the compilation; trees take 1.
 #ifndef ROWS
 #define ROWS 1
 #endif
-// Whether blocks work once before what they read is there.
-#ifndef REHEARSE
-#define REHEARSE 0
-#endif
-
-SHARED void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Key `index` of a tree row as page * 64 + slot: ancestors lie at their own places. Keys that the row does
 // not see are read from its own place.
@@ -56,26 +50,17 @@ struct Source {
     }
 
     // Queues the copy of all scales of a block into shared memory, by one warp.
-    SHARED void copy_scales(float* to) const {
-        uint lane = threadIdx.x % 32;
-#if ROWS == 1
-        if (places) {
-            for (uint i = lane; i < (GROUPS + 1) * KEYS; i += 32) {
-                uint place = places[i % KEYS];
-                to[i] = kv_block(pool, place / KEYS, kv_head).scales[i / KEYS * KEYS + place % KEYS];
-            }
-            return;
+    SHARED void take_scales(float* to) const {
+        if (ROWS > 1 || !places) return copy_scales(to, block);
+        for (uint i = threadIdx.x % 32; i < (GROUPS + 1) * KEYS; i += 32) {
+            uint place = places[i % KEYS];
+            to[i] = kv_block(pool, place / KEYS, kv_head).scales[i / KEYS * KEYS + place % KEYS];
         }
-#endif
-        for (uint i = lane * 4; i < (GROUPS + 1) * KEYS; i += 128) copy_async_16(to + i, block.scales + i);
     }
 };
 
-// Tiles of 8 keys whose loads are in flight together, and blocks of V that are.
+// Tiles of 8 keys whose loads are in flight together.
 #define TILES (4 / DIGITS)
-#define RING (4 / DIGITS)
-// Bytes of V that a warp has of a block: 8 GROUPS dims of one digit.
-#define SLICE (8 * GROUPS * KEYS)
 
 // What the warps tell each other of their blocks, and what is copied ahead.
 struct SpanRoom {
@@ -166,17 +151,6 @@ SHARED void weigh_block(SpanRoom& room, uint at, uint block, const Source& sourc
     }
 }
 
-// Queues the copy of a warp's dims of a block's V into its ring.
-SHARED void copy_values(SpanRoom& room, uint at, const KvBlock& from) {
-    uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int digit = 0; digit < DIGITS; digit++)
-#pragma unroll
-        for (uint i = 0; i < SLICE; i += 512)
-            copy_async_16(room.values[warp][at % RING][digit] + i + lane * 16,
-                          from.codes + (DIGITS + digit) * PLANE + warp * SLICE + i + lane * 16);
-}
-
 // A block's values for the dims of a warp into what is held.
 SHARED void fold_block(float (&held)[ROWS][GROUPS][2], Fold (&fold)[ROWS], const SpanRoom& room, uint at,
                        uint block, const Rows& rows, const Source& source) {
@@ -212,27 +186,6 @@ SHARED void fold_block(float (&held)[ROWS][GROUPS][2], Fold (&fold)[ROWS], const
     }
 }
 
-// Writes the lane's dims of a vector, times a factor.
-SHARED void write_dims(const float (&held)[GROUPS][2], float factor, float* to, uint head_dim) {
-    uint first = threadIdx.x / 32 * (8 * GROUPS) + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int d = 0; d < GROUPS; d++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            uint dim = first + 8 * d + e;
-            if (dim < head_dim) to[dim] = held[d][e] * factor;
-        }
-}
-
-// Writes the lane's part of a vector at `index`: the result, or this span's part where there are more.
-SHARED void write_vector(const float (&held)[GROUPS][2], const Fold& fold, uint index, float* out,
-                         const Partial& partial, ulong part, uint head_dim) {
-    if (index < SPAN_BLOCKS * KEYS) return write_dims(held, DIVIDE(1.0f, fold.sum), out, head_dim);
-    write_dims(held, 1.0f, partial.values + part * (64 * GROUPS), head_dim);
-    if (threadIdx.x / 32 == 0 && threadIdx.x % 4 == 0)
-        *(float2*)(partial.folds + 2 * part) = make_float2(fold.max, fold.sum);
-}
-
 // Grid [spans, tiles * rows_max / ROWS, windows], 256 threads, room for a SpanRoom: warp i scores block i of
 // the span, then has GROUPS tiles of 8 dims of all of them.
 extern "C" __global__ void __launch_bounds__(256)
@@ -264,47 +217,39 @@ extern "C" __global__ void __launch_bounds__(256)
         const schar* codes = source_of(at).block.codes;
         for (uint i = threadIdx.x * 128; i < 2 * DIGITS * PLANE; i += 256 * 128) prefetch(codes + i);
     }
-    // A rehearsal works on whatever lies there and is forgotten: while the launches before still run, it
-    // brings this code into the caches of instructions, which would take longer than the work itself.
-#pragma unroll 1
-    for (uint pass = REHEARSE ? 0 : 1; pass < 2; pass++) {
-        if (pass == 1) wait_for_launches_before();
-        if (ROWS == 1 && window.tree && warp < count) {
-            for (uint key = lane; key < KEYS; key += 32)
-                room.places[warp][key] = tree_place(step, window, row, (first + warp) * KEYS + key);
-            __syncwarp();
-        }
-        if (warp < count) source_of(warp).copy_scales(room.scales[warp]);
+    wait_for_launches_before();
+    if (ROWS == 1 && window.tree && warp < count) {
+        for (uint key = lane; key < KEYS; key += 32)
+            room.places[warp][key] = tree_place(step, window, row, (first + warp) * KEYS + key);
+        __syncwarp();
+    }
+    if (warp < count) source_of(warp).take_scales(room.scales[warp]);
+    commit_copies();
+    for (uint at = 0; at < RING - 1; at++) {
+        if (at < count) copy_values(room.values[warp][at % RING], source_of(at).block);
         commit_copies();
-        for (uint at = 0; at < RING - 1; at++) {
-            if (at < count) copy_values(room, at, source_of(at).block);
-            commit_copies();
-        }
-        if (warp < count) weigh_block(room, warp, first + warp, source_of(warp), rows, queries, shape.scale);
-        __syncthreads();
-        float held[ROWS][GROUPS][2];
-        Fold fold[ROWS] = {};
-        for (uint at = 0; at < count; at++) {
-            if (at + RING - 1 < count) copy_values(room, at + RING - 1, source_of(at + RING - 1).block);
-            commit_copies();
-            wait_for_copies<RING - 1>();
-            __syncwarp();
-            fold_block(held, fold, room, at, first + at, rows, source_of(at));
-            __syncwarp();
-        }
-        if (pass == 0) {
-            __syncthreads();
-            continue;
-        }
-        if (n >= vectors.count) return;
+    }
+    if (warp < count) weigh_block(room, warp, first + warp, source_of(warp), rows, queries, shape.scale);
+    __syncthreads();
+    float held[ROWS][GROUPS][2];
+    Fold fold[ROWS] = {};
+    for (uint at = 0; at < count; at++) {
+        uint next = at + RING - 1;
+        if (next < count) copy_values(room.values[warp][next % RING], source_of(next).block);
+        commit_copies();
+        wait_for_copies<RING - 1>();
+        __syncwarp();
+        fold_block(held, fold, room, at, first + at, rows, source_of(at));
+        __syncwarp();
+    }
+    if (n >= vectors.count) return;
 #pragma unroll
-        for (uint i = 0; i < ROWS; i++) {
-            if (i >= rows.count || rows.index[i] < first * KEYS) continue;
-            uint at = blockIdx.z * shape.rows_max + row_at + i;
-            ulong part = part_at(shape, at, vectors.head + n, blockIdx.x);
-            write_vector(held[i], fold[i], rows.index[i], out + rows.vector[i] * pool.head_dim, partial, part,
-                         pool.head_dim);
-        }
+    for (uint i = 0; i < ROWS; i++) {
+        if (i >= rows.count || rows.index[i] < first * KEYS) continue;
+        uint at = blockIdx.z * shape.rows_max + row_at + i;
+        ulong part = part_at(shape, at, vectors.head + n, blockIdx.x);
+        write_vector(held[i], fold[i], rows.index[i], out + rows.vector[i] * pool.head_dim, partial, part,
+                     pool.head_dim);
     }
 }
 

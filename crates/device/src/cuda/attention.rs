@@ -1,4 +1,4 @@
-//! The stage `attention` on CUDA (`kernels/cuda/{attention,attention_prompt}.cu`).
+//! The stage `attention` on CUDA (`kernels/cuda/{attention,attention_few,attention_prompt}.cu`).
 
 use std::sync::Arc;
 
@@ -34,10 +34,9 @@ const HALVES_BLOCK: u32 = 128;
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
 const BLOCKS_APART: usize = 2;
-/// Up to so many rows and up to a block in so many multiprocessors, blocks work once before what they read is
-/// there.
-const REHEARSED_ROWS: usize = 8;
-const REHEARSED_SHARE: usize = 4;
+/// Slices of V that are copied ahead for each warp, whatever the number of digits; parts of K and V of one row.
+const RING_PARTS: usize = 4;
+const FEW_PARTS: usize = 8;
 /// Dims of a group.
 const GROUP: usize = 64;
 /// Blocks of a span.
@@ -129,10 +128,6 @@ impl Call {
         let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
         let [first, second] = self.words(shape.spans, turn.rows);
         let parts_of_window = self.tiles * turn.rows.div_ceil(shared);
-        // The matrices of few rows leave room for these blocks long before they have what they read.
-        let blocks = shape.spans * parts_of_window * turn.windows;
-        let few = shape.rows <= REHEARSED_ROWS && shared == 1;
-        let rehearses = few && REHEARSED_SHARE * blocks <= c.facts().processors as usize;
         let words = [first, second, pair(turn.first_row, turn.first_window), 0];
         let parts = turn.windows * turn.rows * self.shape.heads * shape.spans;
         let partial = if shape.spans > 1 { self.partial(c, parts)? } else { [0, 0] };
@@ -140,17 +135,13 @@ impl Call {
         let head = || Args::new().step(&step).words(&self.pages.words()).words(&words);
         let args = head().words(&self.queries).ptr(self.out).words(&partial);
         let grid = [shape.spans, parts_of_window, turn.windows];
-        let kernel = self.kernel("attention.cu", "attention_spans").define("ROWS", shared);
-        c.push(Launch {
-            kernel: match rehearses {
-                true => kernel.define("REHEARSE", 1),
-                false => kernel,
-            },
-            grid: grid.map(|n| n as u32),
-            block: BLOCK,
-            shared: self.room(shared) as u32,
-            args,
-        });
+        let (kernel, room) = match self.few(c).filter(|_| shared == 1 && !shape.tree) {
+            Some(form) => form,
+            None => {
+                (self.kernel("attention.cu", "attention_spans").define("ROWS", shared), self.room(shared))
+            }
+        };
+        c.push(Launch { kernel, grid: grid.map(|n| n as u32), block: BLOCK, shared: room as u32, args });
         if shape.spans > 1 {
             let kernel = self.kernel("attention.cu", "attention_fold").define("ROWS", shared);
             let args = head().ptr(self.out).words(&partial);
@@ -159,14 +150,32 @@ impl Call {
         Ok(())
     }
 
+    /// The kernel of rows alone and its bytes of shared memory; `None` where these do not fit.
+    fn few(&self, c: &Lowering<'_>) -> Option<(Kernel, usize)> {
+        let room = |parts: &usize| {
+            // Scores of 8 vectors beside what every form holds, pages instead of places.
+            let scores_and_pages = SPAN_BLOCKS * (VECTORS * PAGE_TOKENS * 4 + 4 - PAGE_TOKENS * 4);
+            self.room(1) + scores_and_pages + (parts - RING_PARTS) * self.part_bytes()
+        };
+        let most = if c.shape().rows == 1 { FEW_PARTS } else { RING_PARTS };
+        let fits = |parts: &usize| room(parts) <= c.facts().shared_max as usize;
+        let parts = [most, RING_PARTS].into_iter().find(fits)?;
+        let kernel = self.kernel("attention_few.cu", "attention_few");
+        Some((kernel.define("PARTS", parts / self.pages.digits()), room(&parts)))
+    }
+
+    /// Bytes of a part of every warp: of V for each digit 8 dims of all groups.
+    fn part_bytes(&self) -> usize {
+        SPAN_BLOCKS * VECTORS * self.pages.groups() * PAGE_TOKENS
+    }
+
     /// Bytes of the kernel's `SpanRoom`.
     fn room(&self, rows: usize) -> usize {
         let groups = self.pages.groups();
         // Weights as digits, and maximum, sum and unit of 8 vectors.
         let of_rows = rows * SPAN_BLOCKS * (2 * 32 * 16 + VECTORS * 12);
         let places_and_scales = SPAN_BLOCKS * (groups + 2) * PAGE_TOKENS * 4;
-        // Four slices of V are copied ahead for each warp, whatever the number of digits.
-        of_rows + places_and_scales + SPAN_BLOCKS * 4 * VECTORS * groups * PAGE_TOKENS
+        of_rows + places_and_scales + RING_PARTS * self.part_bytes()
     }
 
     /// Do warpgroups take long chains, and with how many spans apart? 0: each block of threads walks all spans.

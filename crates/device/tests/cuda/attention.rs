@@ -116,6 +116,34 @@ fn attention_over_spans() {
     }
 }
 
+/// Windows of few rows behind many tokens of which the keys alone are made: over the edges of blocks and spans,
+/// several windows together, inputs of every kind.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn few_rows_behind_many() {
+    let mut pair = Pair::new();
+    for (at, kind) in KINDS.into_iter().enumerate() {
+        let (shape, form) = (SHAPES[[0, 0, 1, 0, 3, 5, 2][at]], FORMS[at % 2]);
+        pair.same(&format!("few rows of {kind:?}, {shape:?} {form:?}"), |device| {
+            let layer = Layer::new(device, shape, form, 40, 600);
+            let mut noise = Noise::new(at as u64 + 71);
+            let mut found = Vec::new();
+            for (start, rows) in [(0, 4), (61, 4), (150, 1), (510, 3), (575, 2)] {
+                let [_, k, v] = layer.inputs(&mut noise, kind, start.max(1));
+                let [_, keys, values, _] = layer.buffers;
+                device.begin(&step(vec![window(0, 0, start.max(1), 0, 0, true)])).unwrap();
+                device.write(keys, 0, &k).unwrap();
+                device.write(values, 0, &v).unwrap();
+                device.kv_append(keys, values, layer.pool).unwrap();
+                let inputs = layer.inputs(&mut noise, kind, rows + 1);
+                let windows = vec![window(0, 0, rows, start, 0, rows == 1), window(1, rows, 1, at, 20, true)];
+                found.extend(layer.run(device, windows, &inputs));
+            }
+            found
+        });
+    }
+}
+
 /// Long chains of the family's shape: over the edges of blocks and spans, two windows, inputs of every kind.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
