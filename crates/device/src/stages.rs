@@ -271,6 +271,10 @@ pub trait Device: Send {
     fn draw_later(&mut self, _logits: Buffer, _draws: &[Draw]) -> Result {
         no_later_draws("draw_later")
     }
+    /// Begins with what was queued, where that would wait until the host wants to see something.
+    fn start(&mut self) -> Result {
+        Ok(())
+    }
     /// The answers that wait, in order. Waits for the queue.
     fn drawn(&mut self) -> Result<Vec<Drawn>> {
         no_later_draws("drawn")

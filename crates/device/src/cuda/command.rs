@@ -47,6 +47,18 @@ pub(super) enum Command {
         draws: Span,
         out: Buffer,
     },
+    /// Words: a record of each of `draws` draws; adjustments and masks are behind the step's pages, or at an
+    /// address of their own. Results go to the host's memory at `results`, `stride` words a draw, tokens to
+    /// `first` and on of those of the last draws.
+    Draw {
+        logits: Buffer,
+        draws: usize,
+        records: Span,
+        tail: Option<u64>,
+        results: u64,
+        stride: usize,
+        first: usize,
+    },
     Norm {
         x: Buffer,
         rows: usize,
@@ -266,6 +278,25 @@ impl Command {
             }
             _ => 0,
         }
+    }
+
+    /// Does it follow a window, before the next step of its sequence?
+    pub(super) fn keeps(&self) -> bool {
+        use Command as C;
+        matches!(self, C::StateKeep { .. } | C::KvKeep { .. } | C::Gather { .. } | C::CopyRows { .. })
+    }
+
+    /// Does it read or change states of delta-net layers?
+    pub(super) fn touches_states(&self) -> bool {
+        use Command as C;
+        matches!(
+            self,
+            C::StateClear { .. }
+                | C::StateCopy { .. }
+                | C::StateKeep { .. }
+                | C::Conv { .. }
+                | C::DeltaRule { .. }
+        )
     }
 
     /// Is it a stage of the vision tower alone? Their lists differ for every chunk of a picture.

@@ -9,7 +9,7 @@ use super::experts::PackedExperts;
 use super::kv::KvPages;
 use super::linear::PackedMatrix;
 use super::lower::{PickTable, Vector};
-use super::memory::{DeviceMemory, Plane, StepReach, StepShape, Upload};
+use super::memory::{DeviceMemory, Plane};
 use super::rope::RotaryTable;
 use super::state::States;
 use super::{Command, Cuda};
@@ -38,7 +38,7 @@ fn narrow(values: &[f64]) -> Vec<f32> {
 
 impl Cuda {
     pub(super) fn record(&mut self, command: Command) -> Result {
-        self.commands.push(command);
+        self.open_step()?.commands.push(command);
         Ok(())
     }
 
@@ -109,19 +109,23 @@ impl Cuda {
 
     /// Words of a command in the upload; flushes first where they do not fit.
     pub(super) fn words(&mut self, words: &[u32]) -> Result<super::memory::Span> {
-        if !self.upload.has_room(4 * words.len()) {
-            self.flush()?;
-        }
+        self.make_room(4 * words.len())?;
         Ok(self.upload.push_words(words))
     }
 
     /// Bytes of the next command, in parts that follow one another.
     pub(super) fn bytes(&mut self, parts: &[&[u8]]) -> Result<super::memory::Span> {
         let bytes = parts.concat();
-        if !self.upload.has_room(bytes.len()) {
+        self.make_room(bytes.len())?;
+        Ok(self.upload.push(&bytes))
+    }
+
+    /// Makes room for bytes of the next command.
+    pub(super) fn make_room(&mut self, bytes: usize) -> Result {
+        if !self.upload.has_room(bytes) {
             self.flush()?;
         }
-        Ok(self.upload.push(&bytes))
+        self.open_step().map(drop)
     }
 }
 
@@ -211,9 +215,7 @@ impl Device for Cuda {
             self.flush()?;
             return self.tables.planes[buffer.0 as usize].values.upload(at, &bytes);
         }
-        if !self.upload.has_room(bytes.len()) {
-            self.flush()?;
-        }
+        self.make_room(bytes.len())?;
         let values = self.upload.push(&bytes);
         self.record(Command::Write { buffer, row, values })
     }
@@ -320,12 +322,7 @@ impl Device for Cuda {
     }
 
     fn begin(&mut self, step: &Step) -> Result {
-        self.flush()?;
-        self.upload = Upload::of(step)?;
-        self.shape = StepShape::of(step);
-        self.reach = StepReach::of(step);
-        self.step.clone_from(step);
-        Ok(())
+        self.begin_step(step)
     }
 
     fn embed(&mut self, table: MatrixRef, out: Buffer) -> Result {
@@ -510,8 +507,11 @@ impl Device for Cuda {
     }
 
     fn draw_later(&mut self, logits: Buffer, draws: &[Draw]) -> Result {
-        self.flush()?;
         self.queue_draws(logits, draws)
+    }
+
+    fn start(&mut self) -> Result {
+        self.flush()
     }
 
     fn drawn(&mut self) -> Result<Vec<Drawn>> {

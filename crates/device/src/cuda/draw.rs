@@ -1,11 +1,11 @@
 //! Logits to tokens on CUDA (`docs/arithmetic.md`, logits to tokens; `kernels/cuda/draw.cu`).
 
-use std::sync::Arc;
-
 use super::Cuda;
-use super::driver::{Driver, Pinned, Result};
+use super::command::Command;
+use super::driver::{Pinned, Result};
 use super::launch::{Args, Kernel, Launch};
-use super::memory::DeviceMemory;
+use super::lower::Lowering;
+use super::memory::{ADJUST_WORDS, DeviceMemory, RECORD_MASK, RECORD_WORDS};
 use crate::{Buffer, DeviceError, Draw, Drawn};
 
 /// Draws of one batch of launches; more are taken in turn.
@@ -18,47 +18,45 @@ const CHUNK: usize = 64;
 /// Threads and shared bytes of the last kernel: 6144 candidates.
 const CHOOSE_THREADS: u32 = 512;
 const CHOOSE_SHARED: u32 = 6144 * 8;
-const ADJUST_WORDS: usize = 5;
 const NO_MASK: u32 = u32::MAX;
+/// Bytes of results that wait: any batch fits.
+const RESULT_BYTES: usize = 1 << 20;
+const _: () = assert!(RESULT_BYTES >= 4 * DRAWS_MAX * (4 + 2 * TOP_MAX as usize));
+/// Adjustments and masks of more bytes than this do not go with the upload of a list.
+const TAIL_BYTES_MAX: usize = 1 << 20;
 
-/// Memory of draws, made at the first and grown when more is asked for.
+/// Memory of draws, made at the first.
 #[derive(Default)]
 pub(super) struct Draws {
-    params: Option<DeviceMemory>,
-    scratch: Option<DeviceMemory>,
-    results: Option<DeviceMemory>,
+    /// Adjustments and masks of a batch that has many.
+    tail: Option<DeviceMemory>,
+    /// Kernels write results here.
+    results: Option<Pinned>,
+    /// Bytes of it that waiting batches have.
+    used: usize,
     /// Batches whose results were not asked for yet.
     waiting: Vec<Batch>,
-    /// Pinned memory that no batch has.
-    hosts: Vec<Pinned>,
+    /// Results from before those.
+    taken: Vec<Drawn>,
     /// Draws of the last call.
     last: usize,
 }
 
 /// Draws whose results come into pinned memory.
 struct Batch {
-    host: Pinned,
+    /// First byte.
+    at: usize,
     /// Words of a draw's result.
     stride: usize,
     /// Per draw: its vocabulary, and whether mask or vocabulary leave no token.
     draws: Vec<(u32, bool)>,
 }
 
-/// At least `bytes` of memory in the slot.
-fn room(slot: &mut Option<DeviceMemory>, driver: &Arc<dyn Driver>, bytes: usize) -> Result<u64> {
-    let held = slot.as_ref().map_or(0, DeviceMemory::bytes);
-    if held < bytes || slot.is_none() {
-        *slot = None;
-        *slot = Some(DeviceMemory::zeros(driver, "draw", bytes.next_power_of_two())?);
-    }
-    Ok(slot.as_ref().map_or(0, DeviceMemory::ptr))
-}
-
-/// Adjustments and masks behind the records, all as words.
+/// Draws as words.
 struct Params {
-    words: Vec<u32>,
-    adjusts_at: usize,
-    masks_at: usize,
+    records: Vec<u32>,
+    adjusts: Vec<u32>,
+    masks: Vec<u32>,
     /// Draws whose mask or vocabulary leaves no token.
     empty: Vec<bool>,
 }
@@ -85,10 +83,7 @@ impl Params {
             masks.extend_from_slice(mask);
             empty.push(length == 0 || (draw.mask.is_some() && !any_below(mask, length)));
         }
-        let adjusts_at = records.len();
-        let masks_at = adjusts_at + adjusts.len();
-        let words = [records, adjusts, masks].concat();
-        Self { words, adjusts_at, masks_at, empty }
+        Self { records, adjusts, masks, empty }
     }
 }
 
@@ -113,7 +108,7 @@ fn scratch_words(base: u64, draws: usize, blocks: usize) -> (usize, [u64; 10]) {
 }
 
 impl Cuda {
-    /// [`crate::Device::draw_later`] after a flush.
+    /// [`crate::Device::draw_later`].
     pub(super) fn queue_draws(&mut self, logits: Buffer, draws: &[Draw]) -> Result {
         let rows = self.tables.planes[logits.0 as usize].rows_max;
         let failed = |message: String| Err(DeviceError::Failed { stage: "draw", message });
@@ -123,23 +118,24 @@ impl Cuda {
         if let Some(draw) = draws.iter().find(|draw| draw.top_logprobs > TOP_MAX) {
             return failed(format!("{} best tokens asked for, at most {TOP_MAX}", draw.top_logprobs));
         }
-        let tokens = self.tokens(draws.len().max(rows))?;
+        self.make_tokens(draws.len().max(rows))?;
         self.draws.last = draws.len();
         for (at, batch) in draws.chunks(DRAWS_MAX).enumerate() {
-            self.queue_batch(logits, batch, tokens + (4 * DRAWS_MAX * at) as u64)?;
+            self.queue_batch(logits, batch, DRAWS_MAX * at)?;
         }
         Ok(())
     }
 
-    /// Room for the tokens of so many draws. Where it moves, no recorded list names it any more.
-    fn tokens(&mut self, draws: usize) -> Result<u64> {
-        if let Some(held) = self.tables.drawn.as_ref().filter(|held| held.bytes() >= 4 * draws) {
-            return Ok(held.ptr());
+    /// Room for the tokens of so many draws. Where it moves, no list names it any more.
+    fn make_tokens(&mut self, draws: usize) -> Result {
+        if self.tables.drawn.as_ref().is_some_and(|held| held.bytes() >= 4 * draws) {
+            return Ok(());
         }
+        self.flush()?;
         self.driver.synchronize()?;
         self.lists.clear();
-        let made = DeviceMemory::zeros(&self.driver, "draw", 4 * draws)?;
-        Ok(self.tables.drawn.insert(made).ptr())
+        self.tables.drawn = Some(DeviceMemory::zeros(&self.driver, "draw", 4 * draws)?);
+        Ok(())
     }
 
     /// Draws of the last call.
@@ -149,68 +145,114 @@ impl Cuda {
 
     /// Forgets results that wait.
     pub(super) fn forget_draws(&mut self) {
-        let waiting = self.draws.waiting.drain(..).map(|batch| batch.host);
-        self.draws.hosts.extend(waiting);
+        self.draws.waiting.clear();
+        self.draws.taken.clear();
+        self.draws.used = 0;
     }
 
-    fn queue_batch(&mut self, logits: Buffer, draws: &[Draw], tokens: u64) -> Result {
-        let plane = &self.tables.planes[logits.0 as usize];
-        let (width, values) = (plane.width, plane.values.ptr());
-        let params = Params::of(draws, width);
-        let bytes: Vec<u8> = params.words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let driver = self.driver.clone();
-        let base = room(&mut self.draws.params, &driver, bytes.len())?;
-        let blocks = width.div_ceil(IDS).max(1);
-        let (scratch_bytes, _) = scratch_words(0, draws.len(), blocks);
-        let scratch = room(&mut self.draws.scratch, &driver, scratch_bytes)?;
-        let (_, scratch) = scratch_words(scratch, draws.len(), blocks);
+    /// Address of a place for so many bytes of results, and where it lies.
+    fn result_place(&mut self, bytes: usize) -> Result<(u64, usize)> {
+        if self.draws.used + bytes > RESULT_BYTES {
+            let taken = self.wait_drawn()?;
+            self.forget_draws();
+            self.draws.taken = taken;
+        }
+        let at = self.draws.used;
+        self.draws.used += bytes;
+        if self.draws.results.is_none() {
+            self.draws.results = Some(self.driver.pinned(RESULT_BYTES)?);
+        }
+        Ok((self.draws.results.as_ref().map_or(0, Pinned::address) + at as u64, at))
+    }
+
+    /// An address of their own for adjustments and masks that are too many for an upload.
+    fn tail(&mut self, params: &mut Params) -> Result<Option<u64>> {
+        let words = [std::mem::take(&mut params.adjusts), std::mem::take(&mut params.masks)];
+        let [adjusts, masks] = &words;
+        if 4 * (adjusts.len() + masks.len()) <= TAIL_BYTES_MAX {
+            [params.adjusts, params.masks] = words;
+            return Ok(None);
+        }
+        // Lists before may still read what is there.
+        self.flush()?;
+        for record in params.records.chunks_exact_mut(RECORD_WORDS) {
+            record[RECORD_MASK] += adjusts.len() as u32;
+        }
+        let bytes: Vec<u8> = words.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+        if self.draws.tail.as_ref().is_none_or(|held| held.bytes() < bytes.len()) {
+            self.draws.tail = None;
+            let room = bytes.len().next_power_of_two();
+            self.draws.tail = Some(DeviceMemory::zeros(&self.driver, "draw", room)?);
+        }
+        let Some(tail) = &self.draws.tail else { return Ok(None) };
+        tail.upload(0, &bytes)?;
+        Ok(Some(tail.ptr()))
+    }
+
+    fn queue_batch(&mut self, logits: Buffer, draws: &[Draw], first: usize) -> Result {
+        let mut params = Params::of(draws, self.width(logits));
         let top = draws.iter().map(|draw| draw.top_logprobs as usize).max().unwrap_or(0);
         let stride = 4 + 2 * top;
-        let results = room(&mut self.draws.results, &driver, 4 * stride * draws.len())?;
-        driver.upload(base, &bytes)?;
-        let (adjusts, masks) = (base + 4 * params.adjusts_at as u64, base + 4 * params.masks_at as u64);
-        let of_rows = || Args::new().ptr(values).size(width).ptr(base);
-        let grid = [blocks as u32, draws.len() as u32, 1];
-        let launch = |name, grid, block, shared, args| {
-            let kernel = Kernel::new("draw.cu", name);
-            Launch { kernel, grid, block, shared, args }
-        };
-        let scores = of_rows().ptr(adjusts).ptr(masks).words(&scratch);
-        let choose = of_rows().ptr(masks).words(&scratch).ptr(results).size(stride).ptr(tokens);
-        let launches = [
-            launch("draw_scores", grid, 256, 0, scores),
-            launch("draw_weights", grid, 256, 0, of_rows().words(&scratch)),
-            launch("draw_choose", [draws.len() as u32, 1, 1], CHOOSE_THREADS, CHOOSE_SHARED, choose),
-        ];
-        let prepared =
-            launches.into_iter().map(|launch| self.kernels.prepare(launch)).collect::<Result<Vec<_>>>()?;
-        driver.launch(&prepared, true)?;
-        let bytes = 4 * stride * draws.len();
-        let mut host = match self.draws.hosts.iter().position(|host| host.bytes().len() >= bytes) {
-            Some(at) => self.draws.hosts.swap_remove(at),
-            None => driver.pinned(bytes.next_power_of_two().max(4096))?,
-        };
-        driver.download_queued(results, &mut host, bytes)?;
-        let draws = draws.iter().map(|draw| draw.vocabulary).zip(params.empty).collect();
-        self.draws.waiting.push(Batch { host, stride, draws });
+        let (results, at) = self.result_place(4 * stride * draws.len())?;
+        let tail = self.tail(&mut params)?;
+        let Params { records, adjusts, masks, empty } = params;
+        self.make_room(4 * (records.len() + adjusts.len() + masks.len()))?;
+        let records = self.upload.push_draws(&records, &adjusts, &masks);
+        self.record(Command::Draw { logits, draws: draws.len(), records, tail, results, stride, first })?;
+        let draws = draws.iter().map(|draw| draw.vocabulary).zip(empty).collect();
+        self.draws.waiting.push(Batch { at, stride, draws });
         Ok(())
+    }
+
+    /// Waits for the draws that were queued: all their results.
+    fn wait_drawn(&mut self) -> Result<Vec<Drawn>> {
+        self.flush()?;
+        self.driver.synchronize()?;
+        let words = self.draws.results.as_ref().map_or(&[][..], Pinned::bytes);
+        let mut drawn = std::mem::take(&mut self.draws.taken);
+        for batch in &self.draws.waiting {
+            drawn.extend(batch.results(words)?);
+        }
+        Ok(drawn)
     }
 
     /// [`crate::Device::drawn`].
     pub(super) fn take_drawn(&mut self) -> Result<Vec<Drawn>> {
-        let waited = self.driver.synchronize();
-        let drawn = waited.and_then(|()| {
-            let batches = self.draws.waiting.iter().map(Batch::results);
-            batches.collect::<Result<Vec<_>>>().map(|drawn| drawn.concat())
-        });
+        let drawn = self.wait_drawn();
         self.forget_draws();
         drawn
     }
 }
 
+/// [`Command::Draw`].
+pub(super) fn lower(c: &mut Lowering<'_>, command: &Command) -> Result {
+    let Command::Draw { logits, draws, records, tail, results, stride, first } = *command else {
+        unreachable!("called for this command");
+    };
+    let plane = c.plane(logits);
+    let blocks = plane.width.div_ceil(IDS).max(1);
+    // Where it moves all lists are made anew: few moves.
+    let (bytes, _) = scratch_words(0, draws.next_power_of_two(), blocks);
+    let (_, scratch) = scratch_words(c.scratch("draw", bytes)?, draws, blocks);
+    let (base, tail) = (c.span(records), tail.unwrap_or(c.step().pages()));
+    let tokens = c.drawn_tokens() + 4 * first as u64;
+    let of_rows = || Args::new().ptr(plane.ptr).size(plane.width).ptr(base);
+    let grid = [blocks as u32, draws as u32, 1];
+    let choose = of_rows().ptr(tail).words(&scratch).ptr(results).size(stride).ptr(tokens);
+    let launches = [
+        ("draw_scores", grid, 256, 0, of_rows().ptr(tail).ptr(tail).words(&scratch)),
+        ("draw_weights", grid, 256, 0, of_rows().words(&scratch)),
+        ("draw_choose", [draws as u32, 1, 1], CHOOSE_THREADS, CHOOSE_SHARED, choose),
+    ];
+    for (name, grid, block, shared, args) in launches {
+        c.push(Launch { kernel: Kernel::new("draw.cu", name), grid, block, shared, args });
+    }
+    Ok(())
+}
+
 impl Batch {
-    fn results(&self) -> Result<Vec<Drawn>> {
-        let words = self.host.bytes()[..4 * self.stride * self.draws.len()].as_chunks::<4>().0;
+    fn results(&self, bytes: &[u8]) -> Result<Vec<Drawn>> {
+        let words = bytes[self.at..][..4 * self.stride * self.draws.len()].as_chunks::<4>().0;
         let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let draws = self.draws.iter().zip(words.chunks_exact(self.stride));
         draws.map(|(&(vocabulary, empty), words)| result(vocabulary, words, empty)).collect()

@@ -81,6 +81,11 @@ impl Pinned {
         Self { at: Box::leak(vec![0u8; bytes].into_boxed_slice()).as_mut_ptr(), bytes }
     }
 
+    /// Its address for the card: that of the host.
+    pub(super) fn address(&self) -> u64 {
+        self.at as u64
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: `bytes` bytes from `at` on were allocated, zeroed, and live as long as the value.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
@@ -111,8 +116,6 @@ pub(super) trait Driver: Send + Sync {
     fn upload(&self, to: u64, from: &[u8]) -> Result;
     /// Waits for the queue, then copies.
     fn download(&self, from: u64, to: &mut [u8]) -> Result;
-    /// Queues a copy into pinned memory; read it after [`Self::synchronize`].
-    fn download_queued(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result;
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result;
     fn synchronize(&self) -> Result;
     /// Marks this place of the queue in slot `slot` (0 .. MARKS).
@@ -126,8 +129,9 @@ pub(super) trait Driver: Send + Sync {
     /// Queues launches. `overlap`: where the card can, each starts its prologue before the one before it
     /// ends.
     fn launch(&self, launches: &[Prepared], overlap: bool) -> Result;
-    /// Records what [`Self::launch`] would queue as a graph, without running it.
-    fn record(&self, launches: &[Prepared], overlap: bool) -> Result<GraphExec>;
+    /// Records what [`Self::launch`] would queue as a graph, without running it; the first `beside` launches,
+    /// fewer than all, run beside the others.
+    fn record(&self, launches: &[Prepared], overlap: bool, beside: usize) -> Result<GraphExec>;
     fn launch_graph(&self, graph: GraphExec) -> Result;
     fn free_graph(&self, graph: GraphExec);
     /// Free and total bytes of device memory.
@@ -151,6 +155,9 @@ pub(super) struct Card {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Takes part in recordings alone, with the events where it leaves the stream and comes back.
+    side: sys::CUstream,
+    turns: [sys::CUevent; 2],
     marks: [sys::CUevent; MARKS],
 }
 
@@ -225,8 +232,9 @@ impl Card {
 
     fn start(ordinal: usize) -> std::result::Result<Self, CUresult> {
         let done = |result| if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(result) };
-        let (mut device, mut context, mut stream) = (0, null_mut(), null_mut());
-        let mut marks = [null_mut(); MARKS];
+        let (mut device, mut context) = (0, null_mut());
+        let mut streams = [null_mut(); 2];
+        let (mut marks, mut turns) = ([null_mut(); MARKS], [null_mut(); 2]);
         let mut name = [0i8; 128];
         let mut memory = 0;
         // SAFETY: plain driver calls; each writes the place it is given before that place is read.
@@ -236,8 +244,10 @@ impl Card {
             done(sys::cuDeviceTotalMem_v2(&mut memory, device))?;
             done(sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
             done(sys::cuCtxSetCurrent(context))?;
-            done(sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
-            for mark in &mut marks {
+            for stream in &mut streams {
+                done(sys::cuStreamCreate(stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+            }
+            for mark in marks.iter_mut().chain(&mut turns) {
                 done(sys::cuEventCreate(mark, sys::CUevent_flags::CU_EVENT_DEFAULT as u32))?;
             }
         }
@@ -259,7 +269,8 @@ impl Card {
             memory: memory as u64,
             shared_max: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         };
-        Ok(Self { parts: Mutex::default(), facts, device, context, stream, marks })
+        let [stream, side] = streams;
+        Ok(Self { parts: Mutex::default(), facts, device, context, stream, side, turns, marks })
     }
 
     fn bind(&self, stage: &'static str) -> Result {
@@ -268,7 +279,7 @@ impl Card {
     }
 
     /// Queues one launch; with `overlap` it may start before the one before it ends.
-    fn queue(&self, launch: &Prepared, overlap: bool) -> Result {
+    fn queue(&self, stream: sys::CUstream, launch: &Prepared, overlap: bool) -> Result {
         let mut params = launch.args.pointers();
         // SAFETY: a plain struct, all zeros is a valid value.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -282,7 +293,7 @@ impl Card {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: launch.shared,
-            hStream: self.stream,
+            hStream: stream,
             attrs: &mut attribute,
             numAttrs: overlap as u32,
         };
@@ -291,12 +302,32 @@ impl Card {
         check("launch", unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), null_mut()) })
     }
 
-    fn queue_all(&self, launches: &[Prepared], overlap: bool) -> Result {
+    fn queue_all(&self, stream: sys::CUstream, launches: &[Prepared], overlap: bool) -> Result {
         for (at, launch) in launches.iter().enumerate() {
             // The first of a list follows copies, which know nothing of overlapping.
-            self.queue(launch, at > 0 && overlap && self.facts.overlaps_launches())?;
+            self.queue(stream, launch, at > 0 && overlap && self.facts.overlaps_launches())?;
         }
         Ok(())
+    }
+
+    /// Queues `beside` on the side stream and `launches` on the stream, while both are recorded.
+    fn queue_both(&self, beside: &[Prepared], launches: &[Prepared], overlap: bool) -> Result {
+        if beside.is_empty() {
+            return self.queue_all(self.stream, launches, overlap);
+        }
+        let [leaves, returns] = self.turns;
+        // SAFETY: streams and events of this driver; the stream is being captured.
+        unsafe {
+            check("graph", sys::cuEventRecord(leaves, self.stream))?;
+            check("graph", sys::cuStreamWaitEvent(self.side, leaves, 0))?;
+        }
+        let queued = self.queue_all(self.side, beside, overlap);
+        // SAFETY: as above. The side stream has to come back whatever happened.
+        unsafe { check("graph", sys::cuEventRecord(returns, self.side))? };
+        let queued = queued.and_then(|()| self.queue_all(self.stream, launches, overlap));
+        // SAFETY: as above.
+        unsafe { check("graph", sys::cuStreamWaitEvent(self.stream, returns, 0))? };
+        queued
     }
 }
 
@@ -305,10 +336,12 @@ impl Drop for Card {
         // SAFETY: handles made in `start`; nothing uses them afterwards. Results do not matter at the end.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.context);
-            for mark in self.marks {
+            for mark in self.marks.into_iter().chain(self.turns) {
                 let _ = sys::cuEventDestroy_v2(mark);
             }
-            let _ = sys::cuStreamDestroy_v2(self.stream);
+            for stream in [self.side, self.stream] {
+                let _ = sys::cuStreamDestroy_v2(stream);
+            }
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
     }
@@ -384,15 +417,6 @@ impl Driver for Card {
         self.synchronize()
     }
 
-    fn download_queued(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result {
-        assert!(bytes <= to.bytes, "inside the pinned memory");
-        self.bind("download")?;
-        // SAFETY: pinned memory of the driver's own, as long as said.
-        check("download", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.at.cast::<c_void>(), from, bytes, self.stream)
-        })
-    }
-
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result {
         self.bind("fill")?;
         // SAFETY: as above.
@@ -453,17 +477,18 @@ impl Driver for Card {
 
     fn launch(&self, launches: &[Prepared], overlap: bool) -> Result {
         self.bind("launch")?;
-        self.queue_all(launches, overlap)
+        self.queue_all(self.stream, launches, overlap)
     }
 
-    fn record(&self, launches: &[Prepared], overlap: bool) -> Result<GraphExec> {
+    fn record(&self, launches: &[Prepared], overlap: bool, beside: usize) -> Result<GraphExec> {
         self.bind("graph")?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let (mut graph, mut exec) = (null_mut(), null_mut());
         // SAFETY: capture begins and ends on our stream; the graph is freed once its executable form exists.
         unsafe {
             check("graph", sys::cuStreamBeginCapture_v2(self.stream, mode))?;
-            let queued = self.queue_all(launches, overlap);
+            let (beside, launches) = launches.split_at(beside);
+            let queued = self.queue_both(beside, launches, overlap);
             let ended = check("graph", sys::cuStreamEndCapture(self.stream, &mut graph));
             let made = queued
                 .and(ended)

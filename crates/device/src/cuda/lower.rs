@@ -14,7 +14,7 @@ use super::memory::{Codes, DeviceMemory, Plane, Span, StepAddresses, StepShape};
 use super::rope::{self, RotaryTable};
 use super::state::{self, States};
 use super::warpgroup::Aligned;
-use super::{attention, conv, delta_rule, delta_step, rows, vision};
+use super::{attention, conv, delta_rule, delta_step, draw, rows, vision};
 use crate::{Buffer, ExpertsRef, KvPool, MatrixRef, Picks, Rotary, StatePool, VectorRef};
 
 /// A constant vector of f32.
@@ -444,6 +444,7 @@ impl<'a> Lowering<'a> {
                 linear::lower_embed(self, table, Some((rows, draws)), out)
             }
             C::Linear { x, rows, ref to } => linear::lower(self, x, rows, to),
+            C::Draw { .. } => draw::lower(self, command),
             _ if command.of_pictures() => vision::lower(self, command),
             _ => self.of_sequences(command),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::driver::{Driver, Result};
-use crate::{DeviceError, Step};
+use crate::{DeviceError, Row, Step, Window};
 
 /// An allocation of a card; freed when dropped.
 pub(super) struct DeviceMemory {
@@ -223,17 +223,41 @@ impl StepAddresses {
         let counts = self.row_count as u64 | (self.window_count as u64) << 32;
         [self.rows, self.windows, self.pages, counts]
     }
+
+    /// Where what has no place of its own begins: pages, then what draws hold beside their records.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
 }
 
-/// The upload of a flush: `[rows | windows | the commands' bytes | pages]`, each part aligned to 16 bytes.
-/// All addresses but the end of the pages follow from the step's shape and the commands.
+/// Where the tables of a step lie in an upload: bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct StepPlaces {
+    rows: u32,
+    windows: u32,
+    row_count: u32,
+    window_count: u32,
+}
+
+/// The upload of a flush: tables of steps and bytes of commands as they come, each aligned to 16 bytes, then
+/// the pages of all steps, then adjustments and masks of draws. All addresses but those behind the first page
+/// follow from the steps' shapes and the commands.
+#[derive(Default)]
 pub(super) struct Upload {
     bytes: Vec<u8>,
-    windows_at: usize,
-    arena_at: usize,
     pages: Vec<u32>,
-    counts: [u32; 2],
+    adjusts: Vec<u32>,
+    masks: Vec<u32>,
+    /// Where draws' records lie in `bytes`.
+    records: Vec<usize>,
 }
+
+/// Words of a draw's record, of an adjustment, and where a record says which adjustments and mask are its own
+/// (`Draw` of kernels/cuda/draw.cu).
+pub(super) const RECORD_WORDS: usize = 16;
+pub(super) const ADJUST_WORDS: usize = 5;
+pub(super) const RECORD_ADJUSTS: usize = 11;
+pub(super) const RECORD_MASK: usize = 13;
 
 /// Bytes of a command inside the upload; the command holds only where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,63 +272,48 @@ fn align(bytes: &mut Vec<u8>) {
 }
 
 impl Upload {
-    /// The tables of a step.
-    pub(super) fn of(step: &Step) -> Result<Self> {
+    /// Adds the tables of a step.
+    pub(super) fn open(&mut self, step: &Step) -> Result<StepPlaces> {
         let (rows, windows) = (step.rows(), step.windows());
         if rows.len() > STEP_ROWS_MAX {
             let message = format!("{} rows, at most {STEP_ROWS_MAX} on this device", rows.len());
             return Err(DeviceError::Failed { stage: "begin", message });
         }
+        let (bytes_before, pages_before) = (self.bytes.len(), self.pages.len());
         let mut words: Vec<u32> = Vec::with_capacity(rows.len() * ROW_WORDS);
-        let mut pages = Vec::new();
         let mut table: Vec<u32> = Vec::with_capacity(windows.len() * WINDOW_WORDS);
-        let (mut ancestors, mut depths): (Vec<u32>, Vec<usize>) = (Vec::new(), Vec::new());
+        let mut paths = Vec::new();
         for (at, window) in windows.iter().enumerate() {
-            ancestors.clear();
-            depths.clear();
-            for row in 0..window.rows {
-                let parent = window.parent(row);
-                // Chains may be longer than a word; nobody reads their bits beyond it.
-                let own = 1u32.checked_shl(row as u32).unwrap_or(0);
-                ancestors.push(own | parent.map_or(0, |parent| ancestors[parent]));
-                depths.push(parent.map_or(0, |parent| depths[parent] + 1));
-                let of = &rows[window.first + row];
-                let place = |x: usize| x as u32;
-                words.extend([of.token.map_or(u32::MAX, |token| token)]);
-                words.extend(of.position);
-                words.extend([place(at), place(row), place(window.start + depths[row])]);
-                words.extend([
-                    place(window.start + row),
-                    parent.map_or(u32::MAX, place),
-                    ancestors[row],
-                    0,
-                    0,
-                ]);
-            }
+            row_words(&mut words, at, window, rows, &mut paths);
             let used = (window.start + window.rows).div_ceil(crate::PAGE_TOKENS).min(window.pages.len());
             table.extend([window.place, window.first as u32, window.rows as u32, window.start as u32]);
             table.extend([window.commit as u32, window.parents.is_some() as u32]);
-            table.extend([pages.len() as u32, used as u32]);
-            pages.extend_from_slice(&window.pages[..used]);
+            table.extend([self.pages.len() as u32, used as u32]);
+            self.pages.extend_from_slice(&window.pages[..used]);
         }
-        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        align(&mut bytes);
-        let windows_at = bytes.len();
-        bytes.extend(table.iter().flat_map(|word| word.to_le_bytes()));
-        align(&mut bytes);
-        let arena_at = bytes.len();
-        let counts = [rows.len() as u32, windows.len() as u32];
-        let upload = Self { bytes, windows_at, arena_at, pages, counts };
-        if !upload.has_room(0) {
+        let places = StepPlaces {
+            rows: self.push_words(&words).at,
+            windows: self.push_words(&table).at,
+            row_count: rows.len() as u32,
+            window_count: windows.len() as u32,
+        };
+        if !self.has_room(0) {
+            self.bytes.truncate(bytes_before);
+            self.pages.truncate(pages_before);
             let message = format!("the step's tables take more than {UPLOAD_BYTES} bytes");
             return Err(DeviceError::Failed { stage: "begin", message });
         }
-        Ok(upload)
+        Ok(places)
+    }
+
+    /// Bytes of everything.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() + 4 * (self.pages.len() + self.adjusts.len() + self.masks.len()) + 4 * ADJUST_WORDS
     }
 
     /// Does a command with this many bytes still fit?
     pub(super) fn has_room(&self, bytes: usize) -> bool {
-        self.bytes.len() + bytes + 32 + 4 * self.pages.len() <= UPLOAD_BYTES
+        self.len() + bytes + 32 <= UPLOAD_BYTES
     }
 
     /// Adds bytes of a command.
@@ -321,30 +330,79 @@ impl Upload {
         self.push(&bytes)
     }
 
-    /// Drops the commands' bytes.
+    /// Adds records of draws, which count their adjustments and masks from the first of these.
+    pub(super) fn push_draws(&mut self, records: &[u32], adjusts: &[u32], masks: &[u32]) -> Span {
+        let (before_adjusts, before_masks) = (self.adjusts.len() / ADJUST_WORDS, self.masks.len());
+        let mut words = records.to_vec();
+        for (at, record) in words.chunks_exact_mut(RECORD_WORDS).enumerate() {
+            record[RECORD_ADJUSTS] += before_adjusts as u32;
+            record[RECORD_MASK] += before_masks as u32;
+            self.records.push(self.bytes.len() + 4 * RECORD_WORDS * at);
+        }
+        self.adjusts.extend_from_slice(adjusts);
+        self.masks.extend_from_slice(masks);
+        self.push_words(&words)
+    }
+
+    /// Drops everything.
     pub(super) fn clear(&mut self) {
-        self.bytes.truncate(self.arena_at);
+        self.bytes.clear();
+        self.pages.clear();
+        self.adjusts.clear();
+        self.masks.clear();
+        self.records.clear();
     }
 
     /// Bytes of a whole upload, into `to`; says how many.
     pub(super) fn write(&self, to: &mut [u8]) -> usize {
-        let end = self.bytes.len() + 4 * self.pages.len();
         to[..self.bytes.len()].copy_from_slice(&self.bytes);
-        for (to, page) in to[self.bytes.len()..end].chunks_exact_mut(4).zip(&self.pages) {
-            to.copy_from_slice(&page.to_le_bytes());
+        // Draws count words, and whole adjustments, from the first page on.
+        let pages = self.pages.len();
+        let adjusts_at = if self.adjusts.is_empty() { pages } else { pages.next_multiple_of(ADJUST_WORDS) };
+        let masks_at = adjusts_at + self.adjusts.len();
+        for record in &self.records {
+            for (word, more) in [(RECORD_ADJUSTS, adjusts_at / ADJUST_WORDS), (RECORD_MASK, masks_at)] {
+                let at = &mut to[record + 4 * word..][..4];
+                let value = u32::from_le_bytes(at.try_into().expect("four bytes")) + more as u32;
+                at.copy_from_slice(&value.to_le_bytes());
+            }
         }
-        end
+        for (first, words) in [(0, &self.pages), (adjusts_at, &self.adjusts), (masks_at, &self.masks)] {
+            let to = &mut to[self.bytes.len() + 4 * first..][..4 * words.len()];
+            for (to, word) in to.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                *to = word.to_le_bytes();
+            }
+        }
+        self.bytes.len() + 4 * (masks_at + self.masks.len())
     }
 
-    /// Addresses of the tables where the upload lies at `base`.
-    pub(super) fn addresses(&self, base: u64) -> StepAddresses {
+    /// Addresses of a step's tables where the upload lies at `base`.
+    pub(super) fn addresses(&self, of: StepPlaces, base: u64) -> StepAddresses {
         StepAddresses {
-            rows: base,
-            windows: base + self.windows_at as u64,
+            rows: base + of.rows as u64,
+            windows: base + of.windows as u64,
             pages: base + self.bytes.len() as u64,
-            row_count: self.counts[0],
-            window_count: self.counts[1],
+            row_count: of.row_count,
+            window_count: of.window_count,
         }
+    }
+}
+
+/// Adds the table rows of window number `at`. `paths`, of any content, takes ancestors and depth of each.
+fn row_words(words: &mut Vec<u32>, at: usize, window: &Window, rows: &[Row], paths: &mut Vec<(u32, u32)>) {
+    paths.clear();
+    for row in 0..window.rows {
+        let parent = window.parent(row);
+        // Chains may be longer than a word; nobody reads their bits beyond it.
+        let own = 1u32.checked_shl(row as u32).unwrap_or(0);
+        let (before, depth) = parent.map_or((0, 0), |parent| (paths[parent].0, paths[parent].1 + 1));
+        paths.push((own | before, depth));
+        let of = &rows[window.first + row];
+        let place = |x: usize| x as u32;
+        words.extend([of.token.map_or(u32::MAX, |token| token)]);
+        words.extend(of.position);
+        words.extend([place(at), place(row), window.start as u32 + depth]);
+        words.extend([place(window.start + row), parent.map_or(u32::MAX, place), own | before, 0, 0]);
     }
 }
 

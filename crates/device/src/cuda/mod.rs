@@ -55,13 +55,15 @@ use crate::{DeviceError, Step};
 use command::Command;
 use compile::Kernels;
 use driver::{Card, Driver, Pinned, Result};
-use graph::{Key, Lists};
+use graph::{Key, Launches, Lists, Part, SHORT_ROWS_MAX};
 use lower::{Lowering, Tables};
 use memory::{DeviceMemory, StepReach, StepShape, UPLOAD_BYTES, Upload};
 use rehearsal::CardKind;
 
 /// Host copies of uploads in flight: the host may prepare this many flushes ahead.
 const UPLOADS: usize = 4;
+/// Most steps of a list.
+const PARTS_MAX: usize = 16;
 
 /// How a CUDA device is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +98,8 @@ pub struct Cuda {
     kernels: Kernels,
     tables: Tables,
     lists: Lists,
-    commands: Vec<Command>,
+    /// What was recorded since the last flush.
+    parts: Vec<Part>,
     step: Step,
     shape: StepShape,
     reach: StepReach,
@@ -161,17 +164,16 @@ impl Cuda {
     /// A device over an open driver.
     fn on(driver: Arc<dyn Driver>, kernels: Kernels, settings: CudaSettings) -> Result<Self> {
         let step = Step::new(Vec::new(), Vec::new()).expect("an empty step");
-        let upload = Upload::of(&step)?;
         Ok(Self {
             ordinal: settings.ordinal,
             kernels,
             tables: Tables::new(settings.plain_sums),
             lists: Lists::new(driver.clone(), settings.graphs),
-            commands: Vec::new(),
+            parts: Vec::new(),
             shape: StepShape::of(&step),
             reach: StepReach::of(&step),
             step,
-            upload,
+            upload: Upload::default(),
             area: DeviceMemory::zeros(&driver, "upload", UPLOAD_BYTES)?,
             staging: (0..UPLOADS).map(|_| driver.pinned(UPLOAD_BYTES)).collect::<Result<_>>()?,
             next_staging: 0,
@@ -185,15 +187,16 @@ impl Cuda {
 
     /// Runs what was recorded since the last flush.
     fn flush(&mut self) -> Result {
-        let commands = std::mem::take(&mut self.commands);
         if let Some(fault) = &self.lost {
+            self.parts.clear();
+            self.upload.clear();
             let message = format!("lost after a fault; load the model again. The fault was: {fault}");
             return Err(DeviceError::Failed { stage: "device", message });
         }
-        if commands.is_empty() {
+        if !self.has_commands() {
             return Ok(());
         }
-        let key = Key { commands, shape: self.shape };
+        let key = Key { parts: std::mem::take(&mut self.parts) };
         let result = self.send_upload().and_then(|()| self.run(key));
         self.upload.clear();
         // Whoever is told now may be another than those whose rows were in the list.
@@ -212,18 +215,63 @@ impl Cuda {
 
     fn run(&mut self, key: Key) -> Result {
         let (driver, tables, kernels) = (&self.driver, &mut self.tables, &mut self.kernels);
-        let (shape, base) = (self.shape, self.area.ptr());
-        let step = self.upload.addresses(base);
+        let (upload, base) = (&self.upload, self.area.ptr());
         self.lists.run(key, |key| {
-            let mut lowering = Lowering::new(driver, tables, shape, step, base);
-            lowering.lower(&key.commands)?;
-            lowering.finish().into_iter().map(|launch| kernels.prepare(launch)).collect()
+            let mut launches = Vec::new();
+            for Part { commands, shape, places } in &key.parts {
+                let step = upload.addresses(*places, base);
+                let mut lowering = Lowering::new(driver, tables, *shape, step, base);
+                lowering.lower(commands)?;
+                launches.extend(lowering.finish());
+            }
+            let keeps = launches.iter().take_while(|launch| launch.kernel.name == state::KEEP).count();
+            let beside = if key.keeps_beside() && keeps < launches.len() { keeps } else { 0 };
+            let all = launches.into_iter().map(|launch| kernels.prepare(launch)).collect::<Result<_>>()?;
+            Ok(Launches { all, beside })
         })?;
         if self.tables.moved() {
             self.driver.synchronize()?;
             self.lists.clear();
             self.tables.forget_moved();
         }
+        Ok(())
+    }
+
+    fn has_commands(&self) -> bool {
+        self.parts.iter().any(|part| !part.commands.is_empty())
+    }
+
+    /// Opens the current step's tables, if they are not open.
+    fn open_step(&mut self) -> Result<&mut Part> {
+        if self.parts.is_empty() {
+            let places = self.upload.open(&self.step)?;
+            self.parts.push(Part { commands: Vec::new(), shape: self.shape, places });
+        }
+        Ok(self.parts.last_mut().expect("opened above"))
+    }
+
+    /// Begins a step: with what waits where the host has nothing to see in between (rows that are kept, draws
+    /// whose tokens the step takes), else after it ran.
+    fn begin_step(&mut self, step: &Step) -> Result {
+        let shape = StepShape::of(step);
+        let mut waiting = self.parts.iter().flat_map(|part| &part.commands);
+        let short = self.parts.iter().all(|part| part.shape.rows <= SHORT_ROWS_MAX)
+            && shape.rows <= SHORT_ROWS_MAX
+            && self.parts.len() < PARTS_MAX
+            && self.upload.len() < UPLOAD_BYTES / 2;
+        let drawn = matches!(waiting.clone().last(), Some(Command::Draw { .. }));
+        if !self.has_commands() || !short || !(drawn || waiting.all(Command::keeps)) {
+            self.flush()?;
+        }
+        if !self.has_commands() {
+            self.parts.clear();
+            self.upload.clear();
+        }
+        let places = self.upload.open(step)?;
+        self.parts.push(Part { commands: Vec::new(), shape, places });
+        self.shape = shape;
+        self.reach = StepReach::of(step);
+        self.step.clone_from(step);
         Ok(())
     }
 }

@@ -174,12 +174,6 @@ impl Driver for StandIn {
         Ok(())
     }
 
-    fn download_queued(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result {
-        let found = self.bytes(from, bytes);
-        to.bytes_mut()[..bytes].copy_from_slice(&found);
-        Ok(())
-    }
-
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result {
         self.with(to, |memory| memory[..bytes].fill(value));
         Ok(())
@@ -219,7 +213,7 @@ impl Driver for StandIn {
         Ok(())
     }
 
-    fn record(&self, launches: &[Prepared], _overlap: bool) -> Result<GraphExec> {
+    fn record(&self, launches: &[Prepared], _overlap: bool, _beside: usize) -> Result<GraphExec> {
         self.fault("graph")?;
         launches.iter().try_for_each(|launch| self.check(launch))?;
         let graph = {

@@ -24,6 +24,8 @@ const KEPT_ROWS: usize = 8;
 /// Threads that copy or clear a place.
 const COPY_BLOCKS: usize = 64;
 const BLOCK: u32 = 256;
+/// The kernel that keeps rows.
+pub(super) const KEEP: &str = "state_keep";
 /// Places of layers that one launch keeps rows of (`KeepJobs` of the kernels).
 const KEEP_JOBS: usize = 32;
 
@@ -250,7 +252,7 @@ pub(super) fn lower_keep(c: &mut Lowering<'_>, keeps: &[(StatePool, Span)]) -> R
         jobs.resize(KEEP_JOBS * 7, 0);
         let blocks = states.unit_blocks() + states.shape.channels().div_ceil(BLOCK as usize);
         c.launch(
-            states.kernel("delta_rule.cu", "state_keep"),
+            states.kernel("delta_rule.cu", KEEP),
             [blocks, run.len(), 1],
             BLOCK,
             Args::new().words(&jobs),

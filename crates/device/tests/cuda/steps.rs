@@ -41,6 +41,8 @@ struct Layer {
 
 struct Network {
     layers: Vec<Layer>,
+    /// How often a step goes through them.
+    turns: usize,
     head: MatrixRef,
     rotary: Rotary,
     picks: Picks,
@@ -54,6 +56,16 @@ struct Network {
     delta: [Buffer; 6],
     /// qg, k, v, q, attended.
     attention: [Buffer; 5],
+    drafter: Drafter,
+}
+
+/// The layer that drafts, with the weights of an attention layer.
+struct Drafter {
+    /// From an embedding and a hidden state.
+    join: MatrixRef,
+    pool: KvPool,
+    /// Hidden states of committed rows, embedding, hidden state, both, residual, result.
+    planes: [Buffer; 6],
 }
 
 fn matrices<const N: usize>(device: &mut Cuda, seed: u64, shapes: [[usize; 2]; N]) -> [MatrixRef; N] {
@@ -66,6 +78,10 @@ fn vectors<const N: usize>(device: &mut Cuda, lengths: [usize; N]) -> [VectorRef
         let values: Vec<f64> = noise.values(n).iter().map(|x| x.abs() + 0.1).collect();
         device.vector(&values).unwrap()
     })
+}
+
+fn kv_shape() -> KvShape {
+    KvShape { pages: 4 * ROWS_MAX, kv_heads: FAMILY.kv_heads, head_dim: FAMILY.head_dim, form: KvForm::Int8 }
 }
 
 impl Layer {
@@ -81,19 +97,11 @@ impl Layer {
                 device.state_pool(DELTA, ROWS_MAX).unwrap(),
                 vectors(device, [4 * channels, 32, 32, 128]),
             ),
-            false => {
-                let shape = KvShape {
-                    pages: 4 * ROWS_MAX,
-                    kv_heads: FAMILY.kv_heads,
-                    head_dim: FAMILY.head_dim,
-                    form: KvForm::Int8,
-                };
-                Mixer::Attention(
-                    matrices(device, seed, [[8192, WIDTH], [512, WIDTH], [512, WIDTH], [WIDTH, 4096]]),
-                    device.kv_pool(shape).unwrap(),
-                    vectors(device, [FAMILY.head_dim; 2]),
-                )
-            }
+            false => Mixer::Attention(
+                matrices(device, seed, [[8192, WIDTH], [512, WIDTH], [512, WIDTH], [WIDTH, 4096]]),
+                device.kv_pool(kv_shape()).unwrap(),
+                vectors(device, [FAMILY.head_dim; 2]),
+            ),
         };
         let others = matrices(
             device,
@@ -119,6 +127,7 @@ impl Network {
         let (cos, sin) = (vec![1.0; 32 * 256], vec![0.0; 32 * 256]);
         Self {
             layers: (0..=DELTA_LAYERS).map(|number| Layer::new(device, number)).collect(),
+            turns: TURNS,
             head: device.matrix(&large(VOCABULARY, WIDTH, MLX, 5)).unwrap(),
             rotary: device.rotary(&cos, &sin, &[0; 32]).unwrap(),
             picks: device.picks(ROWS_MAX, PICKS).unwrap(),
@@ -128,7 +137,72 @@ impl Network {
             planes,
             delta: [DELTA.channels(), 4096, 32, 32, DELTA.channels(), 4096].map(|n| buffers(device, n)),
             attention: [8192, 512, 512, 4096, 4096].map(|n| buffers(device, n)),
+            drafter: Drafter {
+                join: device.matrix(&large(WIDTH, 2 * WIDTH, MLX, 6)).unwrap(),
+                pool: device.kv_pool(kv_shape()).unwrap(),
+                planes: [WIDTH, WIDTH, WIDTH, 2 * WIDTH, WIDTH, WIDTH].map(|n| buffers(device, n)),
+            },
         }
+    }
+
+    /// A forward of the drafting layer, of the last row's result alone: after a draw (`chained`), or from rows that
+    /// are kept.
+    fn draft(&self, device: &mut dyn Device, of: &Step, chained: bool) {
+        let rows = of.rows().len();
+        let Layer { mixer: Mixer::Attention(to, _, [q_norm, k_norm]), experts, others, norm } =
+            &self.layers[DELTA_LAYERS]
+        else {
+            unreachable!("the last layer attends")
+        };
+        let ([x, update, normed, ..], [qg, k, v, q, attended]) = (self.planes, self.attention);
+        let [kept, embedding, hidden, joined, residual, drafted] = self.drafter.planes;
+        let (all, last): (Vec<usize>, _) = ((0..rows).collect(), [rows - 1]);
+        device.begin(of).unwrap();
+        match chained {
+            true => device.embed_drawn(self.head, &[0], embedding).unwrap(),
+            false => device.embed(self.head, embedding).unwrap(),
+        }
+        device.copy_rows(if chained { drafted } else { kept }, &all, hidden, &all).unwrap();
+        device.norm(embedding, rows, *norm, 1e-6, normed).unwrap();
+        device.norm(hidden, rows, *norm, 1e-6, update).unwrap();
+        device.join(normed, update, rows, joined).unwrap();
+        device.linear(joined, rows, &[(self.drafter.join, x)]).unwrap();
+        device.norm(x, rows, *norm, 1e-6, normed).unwrap();
+        device.linear(normed, rows, &[(to[0], qg), (to[1], k), (to[2], v)]).unwrap();
+        device.qk_norm_rope(qg, k, *q_norm, *k_norm, 1e-6, self.rotary, FAMILY, q).unwrap();
+        device.kv_append(k, v, self.drafter.pool).unwrap();
+        device.attention(q, FAMILY, self.drafter.pool, attended).unwrap();
+        device.out_gate(attended, qg, rows, FAMILY).unwrap();
+        let (mut planes, mut heads) = (self.planes, attended);
+        if rows > 1 {
+            device.gather(attended, &last, q).unwrap();
+            device.gather(x, &last, residual).unwrap();
+            (planes[0], heads) = (residual, q);
+        }
+        planes[2] = drafted;
+        device.linear(heads, 1, &[(to[3], update)]).unwrap();
+        queue(device, &planes, self.routed, 1, (*norm, *experts, others, self.picks));
+        device.linear(drafted, 1, &[(self.head, self.logits)]).unwrap();
+    }
+
+    /// A round of one stream, as the engine asks for it: the states of the rows accepted before are kept, three
+    /// tokens drafted, and a window of four rows verified.
+    fn round(&self, device: &mut dyn Device, pools: &[StatePool], accepted: &[usize]) {
+        for &pool in pools {
+            device.state_keep(pool, 0, accepted).unwrap();
+        }
+        let draw = [crate::draw::plain(0, VOCABULARY as u32)];
+        for position in 0..3 {
+            let rows = if position == 0 { accepted.len() } else { 1 };
+            self.draft(device, &windows_at(1, rows, 120 + position, true), position > 0);
+            device.draw_later(self.logits, &draw).unwrap();
+        }
+        device.drawn().unwrap();
+        self.step(device, &windows(1, 4));
+        let [x, kept] = [self.planes[0], self.drafter.planes[0]];
+        device.copy_rows(x, &[0, 1, 2, 3], kept, &[4, 5, 6, 7]).unwrap();
+        let draws = [0, 1, 2, 3].map(|row| crate::draw::plain(row, VOCABULARY as u32));
+        device.draw(self.logits, &draws).unwrap();
     }
 
     fn step(&self, device: &mut dyn Device, of: &Step) {
@@ -138,7 +212,7 @@ impl Network {
         device.begin(of).unwrap();
         device.copy_rows(self.start, &all, x, &all).unwrap();
         device.norm(x, rows, self.layers[0].norm, 1e-6, normed).unwrap();
-        for layer in (0..TURNS).flat_map(|_| &self.layers) {
+        for layer in (0..self.turns).flat_map(|_| &self.layers) {
             match &layer.mixer {
                 Mixer::DeltaNet(to, pool, [taps, decay, dt_bias, norm]) => {
                     let [qkv, z, a, b, mixed, out] = self.delta;
@@ -168,9 +242,13 @@ impl Network {
 
 /// Windows of so many rows after 120 tokens.
 fn windows(windows: usize, rows: usize) -> Step {
-    let list: Vec<_> =
-        (0..windows).map(|at| window(at as u32, at * rows, rows, 120, 3 * at as u32, rows == 1)).collect();
-    let row = |window: &device::Window, row| Row { token: None, position: [window.index(row) as u32; 3] };
+    windows_at(windows, rows, 120, rows == 1)
+}
+
+fn windows_at(windows: usize, rows: usize, start: usize, commit: bool) -> Step {
+    let of = |at| window(at as u32, at * rows, rows, start, 3 * at as u32, commit);
+    let list: Vec<_> = (0..windows).map(of).collect();
+    let row = |window: &device::Window, row| Row { token: Some(1), position: [window.index(row) as u32; 3] };
     let of = list.iter().flat_map(|window| (0..window.rows).map(move |at| row(window, at))).collect();
     Step::new(of, list).unwrap()
 }
@@ -198,5 +276,35 @@ fn time_of_steps() {
             forward * 1e6,
             drawn * 1e6
         );
+    }
+}
+
+/// Rounds of one stream, after which one row of four is accepted, or all.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn time_of_rounds() {
+    let device = &mut crate::cuda();
+    let mut network = Network::new(device);
+    // Every layer of the step has states of its own, as in a model.
+    let layers = std::mem::take(&mut network.layers);
+    let mut pools = Vec::new();
+    for turn in 0..TURNS {
+        for layer in &layers {
+            let mixer = match &layer.mixer {
+                Mixer::DeltaNet(to, pool, vectors) => {
+                    pools.push(if turn == 0 { *pool } else { device.state_pool(DELTA, 2).unwrap() });
+                    Mixer::DeltaNet(*to, pools[pools.len() - 1], *vectors)
+                }
+                Mixer::Attention(to, pool, norms) => Mixer::Attention(*to, *pool, *norms),
+            };
+            let Layer { experts, others, norm, .. } = *layer;
+            network.layers.push(Layer { mixer, experts, others, norm });
+        }
+    }
+    network.turns = 1;
+    network.step(device, &windows(1, 4));
+    for accepted in [&[0][..], &[0, 1, 2, 3]] {
+        let round = time(device, network.planes[0], 20, |device| network.round(device, &pools, accepted));
+        println!("round of one stream, {} rows kept: {:.1} us", accepted.len(), round * 1e6);
     }
 }

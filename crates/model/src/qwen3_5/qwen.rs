@@ -271,9 +271,10 @@ impl Model for Qwen {
             meanwhile();
             return self.draw(draws);
         }
-        let queued = self
-            .check_draws(draws)
-            .and_then(|()| Ok(self.device.draw_later(self.network.scratch.logits, draws)?));
+        let queued = self.check_draws(draws).and_then(|()| {
+            self.device.draw_later(self.network.scratch.logits, draws)?;
+            Ok(self.device.start()?)
+        });
         meanwhile();
         // What was queued is taken in any case, or the next call would get it.
         let drawn = self.device.drawn();

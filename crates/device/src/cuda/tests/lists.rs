@@ -5,7 +5,7 @@ use quant::{Dtype, Encoding, Matrix, Scheme, Zero};
 use super::super::Cuda;
 use super::super::standin::{Event, StandIn};
 use super::device;
-use crate::{Buffer, Device, Row, Step, VectorRef, Window};
+use crate::{Buffer, Device, Draw, Row, Step, VectorRef, Window};
 
 /// A grouped matrix of zeros.
 fn grouped(rows: usize, cols: usize) -> Matrix {
@@ -188,4 +188,41 @@ fn uploads_that_do_not_fit_together_go_in_turn() {
     let mut back = vec![0.0; 4];
     device.read(long, 7, &mut back).expect("fits");
     assert_eq!(back, [2.0; 4]);
+}
+
+/// Greedy draws of some rows.
+fn draws(rows: usize) -> Vec<Draw> {
+    (0..rows).map(|row| Draw::greedy(row, 9, 64)).collect()
+}
+
+#[test]
+fn steps_that_take_drawn_tokens_run_in_one_list() {
+    let (mut device, stub) = device();
+    let of = small(&mut device);
+    let table = device.matrix(&grouped(64, 64)).expect("fits");
+    // Room for tokens and scratch.
+    device.draw(of.y, &draws(2)).expect("runs");
+    stub.events();
+    let chain = |device: &mut Cuda, counts: [usize; 2]| {
+        for (at, count) in counts.into_iter().enumerate() {
+            device.begin(&step(1, 5 + at)).expect("fits");
+            device.embed_drawn(table, &[0], of.x).expect("fits");
+            device.norm(of.x, 1, of.weight, 1e-6, of.y).expect("fits");
+            device.draw_later(of.y, &draws(count)).expect("fits");
+        }
+        assert_eq!(stub.events(), [], "nothing runs before the host looks");
+        assert_eq!(device.drawn().expect("runs").len(), counts[0] + counts[1]);
+        names(stub.events())
+    };
+    let drawn = ["draw_scores", "draw_weights", "draw_choose"];
+    let later = [&["embed", "norm_rows"][..], &drawn, &["embed", "norm_rows"], &drawn].concat();
+    assert_eq!(chain(&mut device, [1, 1]), later);
+    assert_eq!(chain(&mut device, [1, 1]), ["Recorded(0)", "Replayed(0)"]);
+    assert_eq!(chain(&mut device, [1, 1]), ["Replayed(0)"]);
+    assert_eq!(chain(&mut device, [2, 1]), later, "another number of draws is another list");
+    device.draw_later(of.y, &draws(1)).expect("fits");
+    device.start().expect("runs");
+    assert_eq!(names(stub.events()), drawn);
+    assert_eq!(device.drawn().expect("ran").len(), 1);
+    assert_eq!(stub.events(), []);
 }

@@ -23,12 +23,13 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 
 #[test]
 fn rows_windows_and_pages_are_laid_out_as_the_kernels_read_them() {
-    let mut upload = Upload::of(&step()).expect("fits");
+    let mut upload = Upload::default();
+    let places = upload.open(&step()).expect("fits");
     let span = upload.push_words(&[11, 12]);
     let mut bytes = vec![0; UPLOAD_BYTES];
     let end = upload.write(&mut bytes);
     let base = 0x1000;
-    let [rows, windows, pages, counts] = upload.addresses(base).words();
+    let [rows, windows, pages, counts] = upload.addresses(places, base).words();
     assert_eq!((rows, counts), (base, 6 | 2 << 32));
     let row = |at: usize| words(&bytes[48 * at..][..48]);
     let none = u32::MAX;
@@ -64,7 +65,7 @@ fn steps_beyond_the_tables_are_refused() {
         let window =
             Window { place: 0, first: 0, rows, start, pages: vec![0; pages], parents: None, commit: true };
         let rows = vec![Row { token: None, position: [0; 3] }; rows];
-        Upload::of(&Step::new(rows, vec![window]).expect("valid")).map(drop)
+        Upload::default().open(&Step::new(rows, vec![window]).expect("valid")).map(drop)
     };
     let error = long(20_000, 320, 0).expect_err("too many rows").to_string();
     assert!(error.contains("20000 rows"), "{error}");
