@@ -1,18 +1,18 @@
 // Attention of chains of few rows: attention_few has a block of threads for every row and span of 512 keys
-// (attention.cu has those of trees and of rows that share what is loaded, and attention_fold, which joins spans).
-// All warps work on every block of keys, so that a short sequence leaves none idle, and the code is short: it is
-// fetched anew in every layer.
+// (attention.cu has those of trees and of rows that share what is loaded, and attention_fold, which joins
+// spans). All warps work on every block of keys, so that a short sequence leaves none idle, and the code is
+// short: it is fetched anew in every layer.
 #include "attention_span.cuh"
 
-// Parts that a warp has on their way: a constant of the compilation. 8 (of one digit) are all keys of a span: sooner
-// for the blocks of one row, of which a multiprocessor has one.
+// Parts that a warp has on their way: a constant of the compilation. 8 (of one digit) are all keys of a span:
+// sooner for the blocks of one row, of which a multiprocessor has one.
 #ifndef PARTS
 #define PARTS RING
 #endif
 
-// Most blocks of a launch that rehearses: each of them works once on whatever lies there while the launches before
-// still run, and forgets it. Few blocks lie on other multiprocessors in every layer, and bringing their code into the
-// caches of instructions would take longer than the work itself.
+// Most blocks of a launch that rehearses: each of them works once on whatever lies there while the launches
+// before still run, and forgets it. Few blocks lie on other multiprocessors in every layer, and bringing
+// their code into the caches of instructions would take longer than the work itself.
 #ifndef REHEARSED_BLOCKS
 #if __CUDA_ARCH__ >= 900
 #define REHEARSED_BLOCKS 33
@@ -69,8 +69,8 @@ SHARED void score_keys(FewRoom& room, uint at, const Query& query) {
     *(float2*)(&room.scores[at][0][0] + score_at(n, key)) = make_float2(score[0], score[1]);
 }
 
-// Weights of a block by two warps: a thread has a vector and the keys 8 t + l, one of the eight lanes of the sum
-// over p. The same steps as in weigh.
+// Weights of a block by two warps: a thread has a vector and the keys 8 t + l, one of the eight lanes of the
+// sum over p. The same steps as in weigh.
 SHARED void weigh_keys(FewRoom& room, uint at, uint visible, float scale) {
     uint l = threadIdx.x % 8, n = threadIdx.x % 64 / 8;
     const float* scores = &room.scores[at][0][0];
@@ -80,7 +80,8 @@ SHARED void weigh_keys(FewRoom& room, uint at, uint visible, float scale) {
     for (uint t = 0; t < 8; t++) {
         // Without branches, here and below, so that all keys are on their way together.
         uint seen = 8 * t + l < visible ? ~0u : 0u;
-        s[t] = FLOAT((BITS(scores[score_at(n, 8 * t + l)] * scale) & seen) | (BITS(NEGATIVE_INFINITY) & ~seen));
+        uint score = BITS(scores[score_at(n, 8 * t + l)] * scale);
+        s[t] = FLOAT((score & seen) | (BITS(NEGATIVE_INFINITY) & ~seen));
         top = s[t] > top ? s[t] : top;
     }
 #pragma unroll
@@ -107,7 +108,8 @@ SHARED void weigh_keys(FewRoom& room, uint at, uint visible, float scale) {
     }
     part.unit = quantize_unit(11, magnitude);
     float factor = quantize_factor(11, magnitude);
-    // Digits of two codes as the bytes e and 2 + e, e = l % 2, of the words that hold keys 16 i + 2 c + 0, 1, 8, 9.
+    // Digits of two codes as the bytes e and 2 + e, e = l % 2, of the words that hold keys 16 i + 2 c + 0, 1,
+    // 8, 9.
     uint e = l % 2, high[4], low[4];
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
@@ -175,8 +177,9 @@ struct Blocks {
     }
 };
 
-// Attends with 8 vectors, the lane's n being vector `vector` of the step's at token `index`. Warp i scores keys 8 i
-// to 8 i + 7 of every block, two warps weigh a block, then warp i has GROUPS tiles of 8 dims of all blocks.
+// Attends with 8 vectors, the lane's n being vector `vector` of the step's at token `index`. Warp i scores
+// keys 8 i to 8 i + 7 of every block, two warps weigh a block, then warp i has GROUPS tiles of 8 dims of all
+// blocks.
 SHARED void attend(float (&held)[GROUPS][2], Fold& fold, const Blocks& blocks, const Queries& queries,
                    ulong vector, uint index, float scale) {
     FewRoom& room = blocks.room;

@@ -34,7 +34,8 @@ const HALVES_BLOCK: u32 = 128;
 const SHARED_ROWS: [usize; 2] = [4, 2];
 /// Blocks a multiprocessor up to which rows of a chain do not share.
 const BLOCKS_APART: usize = 2;
-/// Slices of V that are copied ahead for each warp, whatever the number of digits; parts of K and V of one row.
+/// Slices of V that are copied ahead for each warp, whatever the number of digits; parts of K and V where a
+/// step has one row.
 const RING_PARTS: usize = 4;
 const FEW_PARTS: usize = 8;
 /// Dims of a group.

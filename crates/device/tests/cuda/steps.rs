@@ -1,5 +1,5 @@
-//! Time of decode steps: all layers of the family in one list, as a model queues them, so that launches overlap
-//! and caches are as cold as they are there.
+//! Time of decode steps: all layers of the family in one list, as a model queues them, so that launches
+//! overlap and caches are as cold as they are there.
 
 use device::cuda::Cuda;
 use device::{
@@ -145,8 +145,8 @@ impl Network {
         }
     }
 
-    /// A forward of the drafting layer, of the last row's result alone: after a draw (`chained`), or from rows that
-    /// are kept.
+    /// A forward of the drafting layer, of the last row's result alone: after a draw (`chained`), or from
+    /// rows that are kept.
     fn draft(&self, device: &mut dyn Device, of: &Step, chained: bool) {
         let rows = of.rows().len();
         let Layer { mixer: Mixer::Attention(to, _, [q_norm, k_norm]), experts, others, norm } =
@@ -185,8 +185,8 @@ impl Network {
         device.linear(drafted, 1, &[(self.head, self.logits)]).unwrap();
     }
 
-    /// A round of one stream, as the engine asks for it: the states of the rows accepted before are kept, three
-    /// tokens drafted, and a window of four rows verified.
+    /// A round of one stream, as the engine asks for it: the states of the rows accepted before are kept,
+    /// three tokens drafted, and a window of four rows verified.
     fn round(&self, device: &mut dyn Device, pools: &[StatePool], accepted: &[usize]) {
         for &pool in pools {
             device.state_keep(pool, 0, accepted).unwrap();
