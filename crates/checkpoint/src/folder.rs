@@ -127,6 +127,17 @@ impl Folder {
         self.tensors.get(&format!("{module}.{part}"))
     }
 
+    /// The tensor `module.part`, which must stand beside `weight` of that module.
+    pub(crate) fn beside(
+        &self,
+        weight: &Tensor,
+        module: &str,
+        part: &'static str,
+    ) -> Result<&Tensor, Problem> {
+        let missing = || Problem::Incomplete { module: weight.module().to_owned(), lacks: part };
+        self.get(module, part).ok_or_else(missing)
+    }
+
     /// The table of `config.json`.
     pub(crate) fn table(&self) -> &Table {
         &self.config.table

@@ -141,10 +141,7 @@ pub(crate) fn locate(
     qweight: &Tensor,
     (rows, cols): (usize, usize),
 ) -> Result<Module, Problem> {
-    let name = || qweight.module().to_owned();
-    let part = |lacks: &'static str| {
-        folder.get(module, lacks).ok_or_else(|| Problem::Incomplete { module: name(), lacks })
-    };
+    let part = |lacks| folder.beside(qweight, module, lacks);
     let (qzeros, scales) = (part("qzeros")?, part("scales")?);
     for tensor in [qweight, qzeros] {
         tensor.expect_dtype("I32")?;
@@ -162,7 +159,7 @@ pub(crate) fn locate(
     let scheme = Scheme { bits, group, zero: Zero::Symmetric, scales: dense::float(scales)? };
     folder.table().agrees(module, qweight, scheme)?;
     Ok(Module {
-        name: name(),
+        name: qweight.module().to_owned(),
         expert: None,
         rows,
         cols,

@@ -107,10 +107,7 @@ pub(crate) fn locate(
     packed: &Tensor,
     (rows, cols): (usize, usize),
 ) -> Result<Module, Problem> {
-    let name = || packed.module().to_owned();
-    let part = |lacks: &'static str| {
-        folder.get(module, lacks).ok_or_else(|| Problem::Incomplete { module: name(), lacks })
-    };
+    let part = |lacks| folder.beside(packed, module, lacks);
     let (scale, shape) = (part("weight_scale")?, part("weight_shape")?);
     packed.expect_dtype("I32")?;
     shape.expect_dtype("I64")?;
@@ -123,7 +120,7 @@ pub(crate) fn locate(
     let scheme = Scheme { bits, group, zero: Zero::Symmetric, scales: dense::float(scale)? };
     folder.table().agrees(module, packed, scheme)?;
     Ok(Module {
-        name: name(),
+        name: packed.module().to_owned(),
         expert: None,
         rows,
         cols,

@@ -98,10 +98,7 @@ pub(crate) fn locate(
             None => dense::locate(weight, rows, cols).map(|m| vec![m]),
         };
     }
-    let part = |lacks: &'static str| {
-        let missing = || Problem::Incomplete { module: weight.module().to_owned(), lacks };
-        folder.get(module, lacks).ok_or_else(missing)
-    };
+    let part = |lacks| folder.beside(weight, module, lacks);
     let (scales, biases) = (part("scales")?, part("biases")?);
     let last = |t: &Tensor| t.shape.last().copied().unwrap_or(0);
     let accepted = (&BITS_SUPPORTED[..], BITS);
