@@ -183,7 +183,7 @@ pub(crate) struct MachineArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ThreadsArg {
     /// Threads of the cpu device [default: physical cores]
-    #[arg(long, value_name = "N", value_parser = threads, env = "CLARY_THREADS")]
+    #[arg(long, value_name = "N", value_parser = up_to::<THREADS_MAX>, env = "CLARY_THREADS")]
     pub(crate) threads: Option<usize>,
 }
 
@@ -265,34 +265,22 @@ pub(crate) fn ctx(text: &str) -> Result<Ctx, String> {
 
 /// Most threads: more than any machine has.
 const THREADS_MAX: usize = 1024;
-
-fn threads(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads));
-    number.ok_or(format!("a number from 1 to {THREADS_MAX}"))
-}
-
 /// Most rows of a scored forward.
 const CHUNK_MAX: usize = 4096;
-
-fn chunk(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|rows| (1..=CHUNK_MAX).contains(rows));
-    number.ok_or(format!("a number from 1 to {CHUNK_MAX}"))
-}
-
-/// A number from 1 to a million: nothing that is counted here is larger.
-pub(crate) fn count(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|count| (1..=1_000_000).contains(count))
-        .ok_or("a number from 1 to 1000000".into())
-}
-
 /// Most requests at once.
 const STREAMS_MAX: usize = 32;
+/// Nothing else that is counted is more.
+const COUNT_MAX: usize = 1_000_000;
 
-fn streams(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|streams| (1..=STREAMS_MAX).contains(streams));
-    number.ok_or(format!("a number from 1 to {STREAMS_MAX}"))
+/// A number from 1 to `MAX`.
+pub(crate) fn up_to<const MAX: usize>(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=MAX).contains(number));
+    number.ok_or_else(|| format!("a number from 1 to {MAX}"))
+}
+
+/// A number of what has no limit of its own.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    up_to::<COUNT_MAX>(text)
 }
 
 pub(crate) fn temperature(text: &str) -> Result<f32, String> {
@@ -370,30 +358,37 @@ pub(crate) struct CheckArgs {
     pub(crate) model: String,
 }
 
-/// `run`.
+/// A model that replies to a person, and how.
 #[derive(Debug, Args)]
-pub(crate) struct RunArgs {
+pub(crate) struct ReplyArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) draft: DraftArg,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
+    /// Instructions put before what is asked
+    #[arg(long, value_name = "S")]
+    pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) reply: ReplyArgs,
     /// The question; - reads it from stdin, as does leaving it out where stdin is no terminal
     pub(crate) prompt: Option<String>,
     /// A picture put before the question; may be given several times
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
-    #[command(flatten)]
-    pub(crate) vision: VisionArgs,
-    /// Instructions put before the question
-    #[arg(long, value_name = "S")]
-    pub(crate) system: Option<String>,
     /// The answer is JSON of this JSON Schema
     #[arg(long, value_name = "FILE")]
     pub(crate) json_schema: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
 }
 
 /// `chat`.
@@ -401,18 +396,7 @@ pub(crate) struct RunArgs {
 #[command(after_help = format!("At the prompt:\n{}", crate::commands::chat::HELP))]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) draft: DraftArg,
-    #[command(flatten)]
-    pub(crate) threads: ThreadsArg,
-    #[command(flatten)]
-    pub(crate) vision: VisionArgs,
-    /// Instructions put before the chat
-    #[arg(long, value_name = "S")]
-    pub(crate) system: Option<String>,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) reply: ReplyArgs,
 }
 
 /// `logits`.
@@ -429,7 +413,7 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) out: Option<PathBuf>,
     /// Rows of one forward; changes no byte of the result
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = chunk)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = up_to::<CHUNK_MAX>)]
     pub(crate) chunk: usize,
     /// Also the MTP layer's scores of the token after the next
     #[arg(long)]
@@ -464,7 +448,7 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Numbers of threads of the cpu device [default: physical cores]
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = threads)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = up_to::<THREADS_MAX>)]
     pub(crate) threads: Vec<usize>,
     /// Prompt lengths
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count)]
@@ -477,7 +461,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count)]
     pub(crate) reps: usize,
     /// Instead of one sequence: these numbers of replies at once
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = up_to::<STREAMS_MAX>)]
     pub(crate) streams: Vec<usize>,
     /// With --streams: drafted, plain or both, which must give the same tokens
     #[arg(long, value_name = "on,off", value_delimiter = ',', value_enum, requires = "streams")]
@@ -511,7 +495,7 @@ pub(crate) struct VisionEvalArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) set: Option<PathBuf>,
     /// Numbers of questions asked at once
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = up_to::<STREAMS_MAX>)]
     #[arg(default_value = "1,8")]
     pub(crate) streams: Vec<usize>,
     /// Replies that must be right
@@ -527,7 +511,7 @@ pub(crate) struct ExactArgs {
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
     /// Numbers of requests at once
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = streams)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = up_to::<STREAMS_MAX>)]
     #[arg(default_value = "1,2,4,8")]
     pub(crate) streams: Vec<usize>,
     /// Every depth and length: takes many times longer

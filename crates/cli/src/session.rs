@@ -5,11 +5,11 @@ use std::time::Duration;
 use engine::Engine;
 use server::{Session, TextSide};
 
-use crate::args::{Draft, ModelArgs};
+use crate::args::{Draft, ReplyArgs};
 use crate::error::Result;
 use crate::load::{self, Sizes};
 use crate::output::Output;
-use crate::vision::{self, VisionArgs};
+use crate::vision;
 use crate::weights::Weights;
 
 /// A session and how long it took to load.
@@ -21,21 +21,13 @@ pub(crate) struct Running {
 }
 
 /// Opens text files first, so that a folder without them fails before its weights are read.
-pub(crate) fn start(
-    args: &ModelArgs,
-    vision: &VisionArgs,
-    threads: Option<usize>,
-    sizes: Sizes,
-    output: &Output,
-) -> Result<Running> {
-    start_with(args, vision, threads, sizes, output, |_| Ok(())).map(|(running, ())| running)
+pub(crate) fn start(args: &ReplyArgs, sizes: Sizes, output: &Output) -> Result<Running> {
+    start_with(args, sizes, output, |_| Ok(())).map(|(running, ())| running)
 }
 
 /// The same with something made of the text side, which may fail before the weights are read, too.
 pub(crate) fn start_with<T>(
-    args: &ModelArgs,
-    vision: &VisionArgs,
-    threads: Option<usize>,
+    ReplyArgs { model: args, vision, threads, .. }: &ReplyArgs,
     mut sizes: Sizes,
     output: &Output,
     make: impl FnOnce(&TextSide) -> Result<T>,
@@ -44,7 +36,7 @@ pub(crate) fn start_with<T>(
     let text = TextSide::open(&weights.dir)?;
     let made = make(&text)?;
     let args = &args.on(load::named(&args.machine.device, &weights));
-    let mut device = load::device(&args.machine.device, threads)?;
+    let mut device = load::device(&args.machine.device, threads.threads)?;
     let vision = vision::settle(&weights, vision, &mut *device)?;
     sizes.image_tokens = vision.as_ref().map_or(0, |vision| vision.tokens_max);
     let loaded = load::load_on(&weights, args, device, sizes, output)?;

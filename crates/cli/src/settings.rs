@@ -170,7 +170,7 @@ mod tests {
     fn thinking(options: &[&str]) -> Result<Thinking> {
         let line = ["clary", "run", "m", "p"].iter().chain(options);
         let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("it is run") };
-        Thinking::new(&args.model)
+        Thinking::new(&args.reply.model)
     }
 
     #[test]

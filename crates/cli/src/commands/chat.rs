@@ -33,7 +33,7 @@ Ctrl-C stops a reply; at the prompt it ends the chat.
 ";
 
 /// Reads lines until there are no more.
-pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
+pub(crate) fn chat(ChatArgs { reply: args }: &ChatArgs, output: &Output) -> Result {
     if output.json {
         return Err(
             Failure::usage("chat has no --json form").hint("`clary run --json` gives one reply as JSON")
@@ -44,7 +44,7 @@ pub(crate) fn chat(args: &ChatArgs, output: &Output) -> Result {
     let mut lines = Lines::new(output)?;
     let interrupt = Interrupt::install()?;
     let sizes = Sizes::chat(args.model.ctx, args.draft.draft);
-    let running = session::start(&args.model, &args.vision, args.threads.threads, sizes, output)?;
+    let running = session::start(args, sizes, output)?;
     let mut chat = Chat {
         sampling: settings::sampling(&args.sampling, &running.session.text().defaults),
         max_tokens: args.sampling.max_tokens,

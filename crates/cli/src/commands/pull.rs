@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::args::up_to;
 use crate::error::{Exit, Failure, Result};
 use crate::hub::{self, CONFIG, Fetch, Folder, Hub, INDEX, Include, Listing, Patience, Remote};
 use crate::interrupt::Interrupt;
@@ -49,7 +50,7 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "URL", default_value = hub::URL, env = "CLARY_HUB")]
     pub(crate) hub: String,
     /// Files at a time
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parallel)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = up_to::<PARALLEL_MAX>)]
     pub(crate) parallel: usize,
 }
 
@@ -59,11 +60,6 @@ pub(crate) struct StoreArg {
     /// Folder of the store [default: CLARY_STORE, else clary/models in the user's data folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
-}
-
-fn parallel(text: &str) -> std::result::Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=PARALLEL_MAX).contains(number));
-    number.ok_or(format!("a number from 1 to {PARALLEL_MAX}"))
 }
 
 /// Fetches a model.

@@ -23,28 +23,28 @@ const SCHEMA_BYTES_MAX: u64 = 4 << 20;
 
 /// Answers one question.
 pub(crate) fn run(args: &RunArgs, output: &Output) -> Result {
-    let thinking = Thinking::new(&args.model)?;
+    let how = &args.reply;
+    let thinking = Thinking::new(&how.model)?;
     let prompt = prompt(args.prompt.as_deref())?;
     let pictures = args.image.iter().map(|path| vision::part(path)).collect::<Result<Vec<_>>>()?;
     let interrupt = Interrupt::install()?;
-    let draft = args.draft.draft;
-    let sizes = Sizes::reply(args.model.ctx, draft);
+    let draft = how.draft.draft;
+    let sizes = Sizes::reply(how.model.ctx, draft);
     let answer = match args.json_schema.as_deref() {
         Some(path) => Some((path, schema(path)?)),
         None => None,
     };
     let constrain = |text: &TextSide| answer.map(|(path, schema)| grammar(text, path, schema)).transpose();
-    let (running, grammar) =
-        session::start_with(&args.model, &args.vision, args.threads.threads, sizes, output, constrain)?;
-    let sampling = settings::sampling(&args.sampling, &running.session.text().defaults);
+    let (running, grammar) = session::start_with(how, sizes, output, constrain)?;
+    let sampling = settings::sampling(&how.sampling, &running.session.text().defaults);
     let seed = sampling.seed;
     if output.verbose > 0 {
         output.note(&format!("seed     {seed}"))?;
     }
-    let wish = Wish { thinking: &thinking, sampling, max_tokens: args.sampling.max_tokens, draft };
+    let wish = Wish { thinking: &thinking, sampling, max_tokens: how.sampling.max_tokens, draft };
     let options = Options { grammar, ..settings::options(wish) };
     let mut messages = Vec::new();
-    messages.extend(args.system.as_deref().map(|system| Message::text(Role::System, system)));
+    messages.extend(how.system.as_deref().map(|system| Message::text(Role::System, system)));
     messages.push(question(prompt, pictures));
     let stream = running.session.start(Conversation { messages, tools: Vec::new() }, &options)?;
     let outcome = reply::show(stream, output, &interrupt)?;

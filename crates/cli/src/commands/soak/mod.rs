@@ -13,6 +13,7 @@ use clap::Args;
 use self::ask::Asks;
 use self::child::Server;
 use self::load::Load;
+use crate::args::up_to;
 use crate::client::Client;
 use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
@@ -39,7 +40,7 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// Requests open at a time; a MODEL is served with three slots for four streams, so that some wait
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = streams)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = up_to::<STREAMS_MAX>)]
     pub(crate) streams: usize,
     /// How long new requests are sent
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = minutes)]
@@ -63,11 +64,6 @@ impl SoakArgs {
     fn slots(&self) -> usize {
         (self.streams - self.streams / 4).min(64)
     }
-}
-
-fn streams(text: &str) -> std::result::Result<usize, String> {
-    let value = text.parse().ok().filter(|value| (1..=STREAMS_MAX).contains(value));
-    value.ok_or(format!("a number from 1 to {STREAMS_MAX}"))
 }
 
 fn minutes(text: &str) -> std::result::Result<f64, String> {
