@@ -16,9 +16,9 @@ use utoipa::ToSchema;
 use super::app::json;
 use super::asked::Incoming;
 use super::error::ApiError;
-use super::running::{Job, Running};
-use super::state::{Served, now_seconds};
-use super::{flow, ids};
+use super::flow;
+use super::running::Job;
+use super::state::Served;
 
 pub use choice::ToolChoice;
 pub(crate) use choice::read as read_choice;
@@ -79,8 +79,7 @@ pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError
         };
         return Ok(json(&dry_run_of(&notes, &facts, asked.served.context(), cached)));
     }
-    let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&mut running, ids::made("chatcmpl-"), now_seconds(), facts);
+    let (mut running, head) = Head::submit(asked, turn, job, facts, "chatcmpl-")?;
     if head.facts.params.stream {
         return flow::respond(running, stream::ChatWriter::new(head)).await;
     }

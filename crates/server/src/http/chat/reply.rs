@@ -1,16 +1,23 @@
 //! What a chat reply says (`docs/api.md` 3.7, 3.8), whole or in chunks. Every type is written exactly as it
 //! stands.
 
+use std::sync::Arc;
+
 use engine::{DRAFT_MAX, Miss};
 use serde::Serialize;
 use text::{Note, Tokenizer, call_id};
 use utoipa::ToSchema;
 
+use super::super::asked::Asked;
+use super::super::auth::Turn;
+use super::super::error::ApiError;
+use super::super::ids;
 use super::super::log::milliseconds;
 use super::super::receipt::Receipt;
-use super::super::running::{Ended, Running, finish_name};
+use super::super::running::{Ended, Job, Running, finish_name};
 use super::super::scores::{TokenLogprob, logprobs};
 use super::super::settings::ClaryFields;
+use super::super::state::now_seconds;
 use super::validate::Facts;
 use crate::{Outcome, StopReason};
 
@@ -375,8 +382,21 @@ impl Head {
         }
     }
 
+    /// Sends a job to the engine; its reply has an id that begins with `prefix`.
+    pub(crate) fn submit(
+        asked: Arc<Asked>,
+        turn: Turn,
+        job: Job,
+        facts: Facts,
+        prefix: &str,
+    ) -> Result<(Running, Self), ApiError> {
+        let mut running = Running::submit(asked, job, turn)?;
+        let head = Self::new(&mut running, ids::made(prefix), now_seconds(), facts);
+        Ok((running, head))
+    }
+
     /// What a reply to this chat begins with.
-    pub(crate) fn new(running: &mut Running, id: String, created: u64, facts: Facts) -> Self {
+    fn new(running: &mut Running, id: String, created: u64, facts: Facts) -> Self {
         running.named(&id);
         let app = running.app();
         let drafting = facts.params.drafting(app.settings().drafting);

@@ -12,9 +12,8 @@ use super::app::json;
 use super::asked::{Asked, Incoming};
 use super::chat::{Facts, Head, model_note, reader};
 use super::error::ApiError;
-use super::running::{Job, Prompt, Running};
+use super::running::{Job, Prompt};
 use super::scores::Scope;
-use super::state::now_seconds;
 use super::{flow, ids};
 
 pub use reply::{Completion, CompletionChoice, CompletionLogprobs, TopMap};
@@ -47,8 +46,7 @@ pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError
     });
     let Prepared { job, facts, echo, logprobs, prompts } = prepared.await?;
     let choices = job.choices as usize;
-    let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&mut running, ids::made("cmpl-"), now_seconds(), facts);
+    let (mut running, head) = Head::submit(asked, turn, job, facts, "cmpl-")?;
     let is_stream = head.facts.params.stream;
     let mut writer = reply::CompletionWriter::new(head, echo, logprobs, prompts, choices);
     if is_stream {

@@ -12,9 +12,7 @@ use super::app::json;
 use super::asked::{Asked, Incoming};
 use super::chat::{Head, Prepared, prepare};
 use super::error::ApiError;
-use super::running::Running;
-use super::state::now_seconds;
-use super::{flow, ids};
+use super::flow;
 
 pub use reply::{Block, MessageReply, MessageUsage};
 pub use request::MessagesRequest;
@@ -32,8 +30,7 @@ pub struct TokenCount {
 pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let Prepared { job, facts } = asked.prepare(|asked| prepared(asked, false)).await?;
-    let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&mut running, ids::made("msg_"), now_seconds(), facts);
+    let (running, head) = Head::submit(asked, turn, job, facts, "msg_")?;
     let is_stream = head.facts.params.stream;
     let writer = reply::MessageWriter::new(head, running.context().request_id.clone());
     flow::answer(running, writer, is_stream).await

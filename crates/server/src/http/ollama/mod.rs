@@ -16,9 +16,9 @@ use super::asked::{Asked, Incoming};
 use super::chat::{ChatRequest, Facts, Head, prepare};
 use super::completions::{self, CompletionRequest};
 use super::error::{ApiError, Code};
-use super::running::{Job, Running};
+use super::running::Job;
 use super::state::{App, Served, VERSION, now_seconds};
-use super::{body, flow, ids};
+use super::{body, flow};
 use reply::{OllamaWriter, Route, rfc3339};
 
 /// Replies to a chat.
@@ -39,8 +39,7 @@ async fn answer(asked: Arc<Asked>, route: Route) -> Result<Response, ApiError> {
     let turn = asked.turn()?;
     let prepared = asked.prepare(move |asked| prepared(asked, route)).await?;
     let Some((job, facts)) = prepared else { return Ok(json_response(&loaded(&asked.app, route))) };
-    let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&mut running, ids::made("ollama-"), now_seconds(), facts);
+    let (running, head) = Head::submit(asked, turn, job, facts, "ollama-")?;
     let is_stream = head.facts.params.stream;
     let writer = OllamaWriter::new(head, route);
     flow::answer(running, writer, is_stream).await

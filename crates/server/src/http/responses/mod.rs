@@ -9,9 +9,7 @@ use axum::response::Response;
 use super::asked::Incoming;
 use super::chat::{Head, Prepared, prepare};
 use super::error::{ApiError, Code, quoted};
-use super::running::Running;
-use super::state::now_seconds;
-use super::{flow, ids};
+use super::flow;
 
 pub use request::ResponsesRequest;
 
@@ -26,8 +24,7 @@ pub(crate) async fn post(Incoming(asked): Incoming) -> Result<Response, ApiError
         Ok((prepared, read.custom, read.echo))
     });
     let (Prepared { job, facts }, custom, echo) = prepared.await?;
-    let mut running = Running::submit(asked, job, turn)?;
-    let head = Head::new(&mut running, ids::made("resp_"), now_seconds(), facts);
+    let (running, head) = Head::submit(asked, turn, job, facts, "resp_")?;
     let is_stream = head.facts.params.stream;
     let writer = reply::ResponseWriter::new(head, custom, echo);
     flow::answer(running, writer, is_stream).await
