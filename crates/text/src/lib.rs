@@ -33,8 +33,8 @@ pub use detokenizer::{Delta, Detokenizer, HELD_BYTES_MAX};
 pub use error::{Fault, Note, RequestError, TextError};
 pub use generation::{CONFIG_BYTES_MAX, GenerationDefaults, STOP_IDS_MAX};
 pub use grammar::{
-    Answer, CHOICES_MAX, Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Loosened, Matcher,
-    NotAllowed, REGEX_BYTES_MAX, SCHEMA_DEPTH_MAX,
+    Answer, CONSTRAINT_CHOICES_MAX, Calls, Grammar, GrammarCompiler, GrammarError, GrammarFault, Loosened,
+    Matcher, NotAllowed, REGEX_BYTES_MAX, SCHEMA_DEPTH_MAX,
 };
 pub use history::{History, HistoryImage, LATE_SYSTEM_MARK, LateSystem, OMITTED_IMAGE};
 pub use message::{

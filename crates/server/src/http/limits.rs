@@ -18,10 +18,6 @@ pub const STOP_IDS_MAX: usize = 1024;
 pub const KWARG_BYTES_MAX: usize = 256;
 /// Longest model name, bytes.
 pub const MODEL_NAME_MAX: usize = 1024;
-/// Longest regular expression of a constraint, bytes.
-pub const REGEX_BYTES_MAX: usize = 8 << 10;
-/// Most choices of a constraint.
-pub const CONSTRAINT_CHOICES_MAX: usize = 1024;
 /// Largest buffer of a connection's headers before the sizes below are looked at, bytes.
 pub const HEADER_BUFFER: usize = 128 << 10;
 /// Silence after which a stream gets a sign of life.

@@ -38,7 +38,7 @@ pub use pattern::REGEX_BYTES_MAX;
 pub use schema::SCHEMA_DEPTH_MAX;
 
 /// Most choices of a constraint.
-pub const CHOICES_MAX: usize = 1024;
+pub const CONSTRAINT_CHOICES_MAX: usize = 1024;
 /// Most bytes of all choices together.
 const CHOICES_BYTES_MAX: usize = 256 << 10;
 /// Stack of a compilation. Schemas of the greatest depth take less than a quarter of it.
@@ -172,8 +172,8 @@ fn answer(answer: &Answer) -> Result<GrammarWithLexer, GrammarError> {
 }
 
 fn choice(choices: &[String]) -> Result<GrammarWithLexer, GrammarError> {
-    if choices.is_empty() || choices.len() > CHOICES_MAX {
-        let detail = format!("{} choices, must be 1 to {CHOICES_MAX}", choices.len());
+    if choices.is_empty() || choices.len() > CONSTRAINT_CHOICES_MAX {
+        let detail = format!("{} choices, must be 1 to {CONSTRAINT_CHOICES_MAX}", choices.len());
         return Err(GrammarError::invalid("", detail));
     }
     if let Some(index) = choices.iter().position(String::is_empty) {

@@ -3,13 +3,13 @@
 
 use engine::LOGPROBS_MAX;
 use serde_json::{Map, Value};
-use text::{Message, Note, Tool};
+use text::{CONSTRAINT_CHOICES_MAX, Message, Note, REGEX_BYTES_MAX, Tool};
 use utoipa::ToSchema;
 
 use super::super::constraint::Wish;
 use super::super::error::ApiError;
 use super::super::fields::{EFFORTS, Fields, unexpected, whole};
-use super::super::limits::{CONSTRAINT_CHOICES_MAX, KWARG_BYTES_MAX, REGEX_BYTES_MAX};
+use super::super::limits::KWARG_BYTES_MAX;
 use super::super::params::Params;
 use super::super::state::Served;
 use super::choice::{self, ToolChoice};
