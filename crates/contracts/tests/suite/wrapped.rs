@@ -136,7 +136,9 @@ impl<H: Hook> Device for Wrapped<H> {
         kv_import(&mut; pool: KvPool, page: u32, bytes: &[u8]) -> Result;
         embed(&mut; table: MatrixRef, out: Buffer) -> Result;
         norm(&mut; x: Buffer, rows: usize, weight: VectorRef, eps: f32, out: Buffer) -> Result;
-        add_norm(&mut; x: Buffer, delta: Buffer, rows: usize, weight: VectorRef, eps: f32, out: Buffer) -> Result;
+        add_norm(
+            &mut; x: Buffer, delta: Buffer, rows: usize, weight: VectorRef, eps: f32, out: Buffer
+        ) -> Result;
         join(&mut; a: Buffer, b: Buffer, rows: usize, out: Buffer) -> Result;
         gather(&mut; x: Buffer, from: &[usize], out: Buffer) -> Result;
         copy_rows(&mut; x: Buffer, from: &[usize], out: Buffer, to: &[usize]) -> Result;

@@ -3,7 +3,7 @@
 use super::{
     attention::KEYS,
     isa::by_isa,
-    math::{exp2, power_of_two},
+    math::{ROUND, exp2, power_of_two},
     sums::tree,
 };
 use quant::{ATTENTION_BITS, MAGNITUDE_MAX, MAGNITUDE_MIN};
@@ -105,8 +105,6 @@ by_isa! {
 /// `rint(t)`.
 #[inline(always)]
 fn quantize(values: &[f32; KEYS], codes: &mut [i16; KEYS]) -> f32 {
-    /// Adding it leaves `rint(t)` in the low bits.
-    const ROUND: f32 = 12_582_912.0;
     let mut magnitude = 0u32;
     for value in values {
         magnitude = magnitude.max(value.to_bits() & 0x7fff_ffff);
@@ -118,6 +116,7 @@ fn quantize(values: &[f32; KEYS], codes: &mut [i16; KEYS]) -> f32 {
     let e = (magnitude >> 23) as i32 - 126;
     let to_code = power_of_two(ATTENTION_BITS - e);
     for (code, value) in codes.iter_mut().zip(values) {
+        // The low bits of the sum are `rint(t)`.
         *code = (value * to_code + ROUND).to_bits() as i16;
     }
     power_of_two(e - ATTENTION_BITS)

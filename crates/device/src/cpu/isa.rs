@@ -68,7 +68,10 @@ impl Isa {
 ///
 /// `by_isa! { pub(crate) fn scale(x: &mut [f32], by: f32) = scale_body }` defines `scale(isa, x, by)`.
 macro_rules! by_isa {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path
+    ) => {
         $(#[$meta])*
         $vis fn $name(isa: $crate::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
@@ -77,7 +80,8 @@ macro_rules! by_isa {
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     $body($($arg),*)
                 }
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
                 fn avx512($($arg: $ty),*) $(-> $ret)? {
                     $body($($arg),*)
                 }

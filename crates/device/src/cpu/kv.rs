@@ -10,6 +10,7 @@
 
 use super::{
     isa::{Isa, by_isa},
+    math::ROUND,
     panels::{LANES, PANEL_STEP},
     pool::Disjoint,
     workers::Workers,
@@ -114,7 +115,6 @@ impl Quantizer {
             return 0; // x may be infinite or NaN here
         }
         // |x * to_code| is about 2^15 at most, so adding this leaves its nearest integer in the low bits.
-        const ROUND: f32 = 12_582_912.0;
         (x * self.to_code + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
     }
 }

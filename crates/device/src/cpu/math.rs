@@ -7,7 +7,7 @@
 use std::f32::consts::{LN_2, LOG2_E};
 
 /// `1.5 * 2^23`: adding it rounds a small float to an integer (ties to even) in the low bits.
-const ROUND: f32 = 12_582_912.0;
+pub(super) const ROUND: f32 = 12_582_912.0;
 /// The high 15 bits of `ln 2`: its product with an exponent is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 /// `ln 2` less [`LN2_HIGH`].
