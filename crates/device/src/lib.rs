@@ -16,6 +16,10 @@ pub mod reference;
 mod stages;
 mod step;
 
+// What tests of this crate share with those outside names it from outside.
+#[cfg(test)]
+extern crate self as device;
+
 pub use error::DeviceError;
 pub use handles::{
     AttentionShape, Buffer, DeltaShape, DeltaState, ExpertsRef, KvForm, KvPool, KvShape, MatrixRef, Memory,

@@ -351,7 +351,7 @@ mod tests {
         let x = activations(random, most, width);
         let ids: Vec<u32> = (0..most)
             .flat_map(|_| {
-                let first = random.below(experts as u32);
+                let first = random.below(experts) as u32;
                 (0..k as u32).map(move |i| (first + i * i) % experts as u32)
             })
             .collect();

@@ -1,4 +1,5 @@
-//! Every stage of the CUDA device against the CPU device, bit for bit (`docs/arithmetic.md`, what must be shown).
+//! Every stage of the CUDA device against the CPU device, bit for bit (`docs/arithmetic.md`, what must be
+//! shown).
 //!
 //! They need a card: `cargo test --release -p device --test cuda -- --ignored --test-threads=1`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,6 +16,8 @@ mod rows;
 mod sanitized;
 mod steps;
 mod streamed;
+#[path = "../support/steps.rs"]
+mod support;
 mod vision;
 
 use std::time::Instant;
@@ -22,7 +25,9 @@ use std::time::Instant;
 use device::cpu::{Cpu, CpuSettings, Isa};
 use device::cuda::rehearsal::CARD_KINDS;
 use device::cuda::{Cuda, CudaSettings};
-use device::{Buffer, Device, PAGE_TOKENS, Row, Step, Window};
+use device::{Buffer, Device};
+
+pub(crate) use support::{Noise, filled, read, step, tree, window};
 
 /// Row counts of `docs/arithmetic.md`, what must be shown.
 pub(crate) const ROWS: [usize; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 128];
@@ -51,34 +56,6 @@ pub(crate) fn small_card() -> Cuda {
 fn open_with(settings: CudaSettings) -> Cuda {
     let kernel_cache = Some(std::env::temp_dir().join("clary-test-kernels"));
     Cuda::open(CudaSettings { kernel_cache, ..settings }).unwrap()
-}
-
-/// A small generator of test values; every use names its seed.
-pub(crate) struct Noise(u64);
-
-impl Noise {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as u32
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.next() as usize % n
-    }
-
-    /// About normal, exact in f32.
-    pub(crate) fn value(&mut self) -> f64 {
-        let sum: f64 = (0..4).map(|_| self.next() as f64 / (1u64 << 31) as f64 - 0.5).sum();
-        (sum * 1.7) as f32 as f64
-    }
-
-    pub(crate) fn values(&mut self, n: usize) -> Vec<f64> {
-        (0..n).map(|_| self.value()).collect()
-    }
 }
 
 /// Kinds of inputs that every stage meets.
@@ -166,8 +143,7 @@ impl Pair {
         Self { cpu: cpu(), cuda: cuda() }
     }
 
-    /// Runs a script on both and asks for equal bits; on CUDA three times, for a list's second run is recorded as a
-    /// graph and its third replays it. A script makes what it needs at each run.
+    /// Runs a script on both, on CUDA twice, and asks for equal bits. A script makes what it needs at each run.
     pub(crate) fn same(&mut self, what: &str, mut script: impl FnMut(&mut dyn Device) -> Vec<f32>) {
         let expected = script(&mut self.cpu);
         for run in 1..=2 {
@@ -175,39 +151,6 @@ impl Pair {
             assert_bits(&found, &expected, &format!("{what}, run {run}"));
         }
     }
-}
-
-/// A buffer with these rows.
-pub(crate) fn filled(device: &mut dyn Device, width: usize, values: &[f64]) -> Buffer {
-    let buffer = device.buffer(values.len() / width, width).unwrap();
-    device.write(buffer, 0, values).unwrap();
-    buffer
-}
-
-pub(crate) fn read(device: &mut dyn Device, buffer: Buffer, n: usize) -> Vec<f32> {
-    let mut out = vec![0.0; n];
-    device.read(buffer, 0, &mut out).unwrap();
-    out
-}
-
-/// A window over its own pages, from `page` on.
-pub(crate) fn window(place: u32, first: usize, rows: usize, start: usize, page: u32, commit: bool) -> Window {
-    let pages = (0..((start + rows).div_ceil(PAGE_TOKENS)) as u32).map(|i| page + i).collect();
-    Window { place, first, rows, start, pages, parents: None, commit }
-}
-
-/// A step of text rows.
-pub(crate) fn step(windows: Vec<Window>) -> Step {
-    let mut rows = Vec::new();
-    for window in &windows {
-        rows.extend((0..window.rows).map(|row| Row { token: None, position: [window.index(row) as u32; 3] }));
-    }
-    Step::new(rows, windows).unwrap()
-}
-
-/// A random tree of `rows` rows, some of them roots.
-pub(crate) fn tree(noise: &mut Noise, rows: usize) -> Vec<Option<u32>> {
-    (0..rows).map(|row| noise.below(row + 1).checked_sub(1).map(|parent| parent as u32)).collect()
 }
 
 /// Seconds of one call, the best of `reps`, each with `calls` of them in a list that is waited for.

@@ -4,95 +4,32 @@ use std::time::Instant;
 
 use device::cuda::Cuda;
 use device::{Buffer, Device, MatrixRef};
-use quant::{Dtype, Encoding, Matrix, Scheme, Zero, bf16_from_f32, f16_from_f32};
+use quant::{Dtype, Encoding, Matrix, Scheme, Zero, bf16_from_f32};
 
+pub(crate) use self::weights::{Random, dense};
+use self::weights::{grouped_of, scales};
 use super::{Pair, cpu, cuda, filled, read};
+
+#[path = "../support/weights.rs"]
+mod weights;
 
 const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
-/// A small generator for test data.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        ((self.bits() as u64 * n as u64) >> 32) as usize
-    }
-
-    fn signed(&mut self) -> f32 {
-        self.bits() as i32 as f32 / 2147483648.0
-    }
-
-    fn normal(&mut self) -> f32 {
-        (0..6).map(|_| self.signed()).sum::<f32>() * 0.7
-    }
-}
-
-fn floats(dtype: Dtype, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for value in values {
-        match dtype {
-            Dtype::Bf16 => bytes.extend(bf16_from_f32(value).to_le_bytes()),
-            Dtype::F16 => bytes.extend(f16_from_f32(value).to_le_bytes()),
-            Dtype::F32 => bytes.extend(value.to_le_bytes()),
-        }
-    }
-    bytes
-}
-
-/// Random codes, every tenth row of them all at an edge, and scales of which some are zero or too small to count.
+/// Random codes, every tenth row of them all at an edge, and scales of which some are zero or too small to
+/// count.
 pub(crate) fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Matrix {
     let row_bytes = cols / 8 * scheme.bits as usize;
     let mut codes: Vec<u8> = (0..rows * row_bytes).map(|_| random.bits() as u8).collect();
     for row in (0..rows).step_by(10) {
         codes[row * row_bytes..(row + 1) * row_bytes].fill(if row % 20 == 0 { 0 } else { 0xff });
     }
-    let scales: Vec<f32> = (0..rows * cols / scheme.group)
-        .map(|_| match random.below(40) {
-            0 => 0.0,
-            1 => 2f32.powi(-51),
-            2 => -2f32.powi(-50),
-            _ => random.signed() * 0.01,
-        })
-        .collect();
-    let middle = scheme.center() as f32 - 0.3;
-    let biases = match scheme.zero {
-        Zero::Affine => floats(scheme.scales, scales.iter().map(|s| -s * middle)),
-        Zero::Symmetric => Vec::new(),
-    };
-    let scales = floats(scheme.scales, scales);
-    Matrix::new(rows, cols, Encoding::Grouped(scheme), codes.into(), scales.into(), biases.into()).unwrap()
+    let scales = scales(random, rows * cols / scheme.group);
+    grouped_of(rows, cols, scheme, codes, &scales)
 }
 
-pub(crate) fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype) -> Matrix {
-    let values = floats(dtype, (0..rows * cols).map(|_| random.normal() * 0.03));
-    Matrix::dense(rows, cols, dtype, values.into()).unwrap()
-}
-
-/// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers, all codes at an edge.
+/// Rows of every kind.
 pub(crate) fn activations(random: &mut Random, rows: usize, cols: usize) -> Vec<f64> {
-    let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
-    for (row, x) in x.chunks_mut(cols).enumerate() {
-        let at = random.below(cols);
-        match row % 12 {
-            1 => x.fill(-0.0),
-            2 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-41)),
-            3 => x.iter_mut().for_each(|x| *x *= 2f32.powi(37)),
-            4 => x[at] = f32::NAN,
-            5 => x[at] = f32::NEG_INFINITY,
-            6 => x[at] = 2f32.powi(40),
-            7 => x.iter_mut().step_by(37).for_each(|x| *x *= 3000.0),
-            8 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-130)),
-            9 => x.fill(1f32.next_down()),
-            10 => x.fill(-1f32.next_down()),
-            _ => {}
-        }
-    }
-    x.into_iter().map(f64::from).collect()
+    weights::activations(random, rows, cols, true).into_iter().map(f64::from).collect()
 }
 
 /// Results of one device for the first `rows` rows.
@@ -270,7 +207,8 @@ fn dense_and_mixed_matrices_equal_the_cpu() {
     assert_eq!(wrong, 0);
 }
 
-/// Matrices of one way of storing: more tiles than a small card has blocks for, so that blocks take several in turn.
+/// Matrices of one way of storing: more tiles than a small card has blocks for, so that blocks take several in
+/// turn.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn matrices_alike_equal_the_cpu() {

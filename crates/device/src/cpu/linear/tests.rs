@@ -1,105 +1,37 @@
 //! Every body against an implementation straight from the text, and errors against float64.
 
 use quant::{
-    ACTIVATION_BITS, BITS_SUPPORTED, Dtype, Encoding, GROUPS_SUPPORTED, Matrix, Scheme, Zero, bf16_from_f32,
-    dequantize_row_f32, dequantize_row_f64, f16_from_f32, pack_codes, quantize_group, read_float,
-    unpack_codes,
+    ACTIVATION_BITS, BITS_SUPPORTED, Dtype, Encoding, GROUPS_SUPPORTED, Matrix, Scheme, Zero,
+    dequantize_row_f32, dequantize_row_f64, pack_codes, quantize_group, read_float, unpack_codes,
 };
 
+pub(in crate::cpu) use self::weights::{Random, dense};
+use self::weights::{floats, grouped_of, scales};
 use super::*;
+
+#[path = "../../../tests/support/weights.rs"]
+mod weights;
 
 const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 const ZEROS: [Zero; 2] = [Zero::Affine, Zero::Symmetric];
 
-/// A small generator for test data.
-pub(in crate::cpu) struct Random(pub(in crate::cpu) u64);
-
-impl Random {
-    pub(in crate::cpu) fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
-    }
-
-    pub(in crate::cpu) fn below(&mut self, n: u32) -> u32 {
-        ((self.bits() as u64 * n as u64) >> 32) as u32
-    }
-
-    /// Uniform in -1..1.
-    pub(in crate::cpu) fn signed(&mut self) -> f32 {
-        self.bits() as i32 as f32 / 2147483648.0
-    }
-
-    /// About normal.
-    pub(in crate::cpu) fn normal(&mut self) -> f32 {
-        (0..6).map(|_| self.signed()).sum::<f32>() * 0.7
-    }
-}
-
-pub(in crate::cpu) fn floats(dtype: Dtype, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for value in values {
-        match dtype {
-            Dtype::Bf16 => bytes.extend(bf16_from_f32(value).to_le_bytes()),
-            Dtype::F16 => bytes.extend(f16_from_f32(value).to_le_bytes()),
-            Dtype::F32 => bytes.extend(value.to_le_bytes()),
-        }
-    }
-    bytes
-}
-
-/// A matrix of `scheme` from codes and scales; biases are those that put the zero near the middle of the
-/// codes.
+/// A matrix of `scheme` from codes, one a byte, and scales.
 fn grouped_from(rows: usize, cols: usize, scheme: Scheme, codes: &[u8], scales: &[f32]) -> Matrix {
     let mut stream = Vec::new();
     pack_codes(scheme.bits, codes, &mut stream);
-    let biases = match scheme.zero {
-        Zero::Affine => {
-            let middle = scheme.center() as f32 - 0.3;
-            floats(scheme.scales, scales.iter().map(|s| -s * middle))
-        }
-        Zero::Symmetric => Vec::new(),
-    };
-    let scales = floats(scheme.scales, scales.iter().copied());
-    Matrix::new(rows, cols, Encoding::Grouped(scheme), stream.into(), scales.into(), biases.into())
-        .expect("a valid matrix")
+    grouped_of(rows, cols, scheme, stream, scales)
 }
 
-/// Random weights with a few scales that are zero, or too small to count.
+/// Random codes, and scales of which some are zero or too small to count.
 pub(in crate::cpu) fn grouped(random: &mut Random, rows: usize, cols: usize, scheme: Scheme) -> Matrix {
     let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(1 << scheme.bits) as u8).collect();
-    let scale = |random: &mut Random| match random.below(40) {
-        0 => 0.0,
-        1 => 2f32.powi(-51),
-        2 => -2f32.powi(-50),
-        _ => random.signed() * 0.01,
-    };
-    let scales: Vec<f32> = (0..rows * cols / scheme.group).map(|_| scale(random)).collect();
+    let scales = scales(random, rows * cols / scheme.group);
     grouped_from(rows, cols, scheme, &codes, &scales)
 }
 
-pub(in crate::cpu) fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype) -> Matrix {
-    let values = floats(dtype, (0..rows * cols).map(|_| random.normal() * 0.03));
-    Matrix::dense(rows, cols, dtype, values.into()).expect("a valid matrix")
-}
-
-/// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers.
+/// Rows of every kind but those with all codes at an edge, which have a test of their own.
 pub(in crate::cpu) fn activations(random: &mut Random, rows: usize, cols: usize) -> Vec<f32> {
-    let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
-    for (row, x) in x.chunks_mut(cols).enumerate() {
-        let at = random.below(cols as u32) as usize;
-        match row % 11 {
-            1 => x.fill(-0.0),
-            2 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-41)),
-            3 => x.iter_mut().for_each(|x| *x *= 2f32.powi(37)),
-            4 => x[at] = f32::NAN,
-            5 => x[at] = f32::NEG_INFINITY,
-            6 => x[at] = 2f32.powi(40),
-            7 => x.iter_mut().step_by(37).for_each(|x| *x *= 3000.0),
-            8 => x.iter_mut().for_each(|x| *x *= 2f32.powi(-130)),
-            _ => {}
-        }
-    }
-    x
+    weights::activations(random, rows, cols, false)
 }
 
 /// `docs/arithmetic.md`, grouped and dense matrix, word for word: one row of inputs, all outputs.

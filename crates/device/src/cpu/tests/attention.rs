@@ -32,13 +32,7 @@ impl Layer {
     }
 
     fn run(&self, device: &mut dyn Device, windows: Vec<Window>, tokens: &[(u64, usize)]) -> Vec<f32> {
-        let mut inputs = [Vec::new(), Vec::new(), Vec::new()];
-        for &(seed, at) in tokens {
-            for (all, one) in inputs.iter_mut().zip(self.token(seed, at)) {
-                all.extend(one);
-            }
-        }
-        self.run_inputs(device, windows, &inputs)
+        self.run_inputs(device, windows, &rows_of(tokens, |seed, at| self.token(seed, at)))
     }
 
     fn run_inputs(&self, device: &mut dyn Device, windows: Vec<Window>, inputs: &[Vec<f64>; 3]) -> Vec<f32> {

@@ -5,38 +5,13 @@ mod attention;
 mod delta_net;
 mod draw;
 mod rows;
+#[path = "../../../tests/support/steps.rs"]
+mod steps;
 mod vision;
 
+use self::steps::{Noise, filled, read, step, tree, window};
 use super::{Cpu, CpuSettings, Isa};
-use crate::{Buffer, Device, Row, Step, Window, reference::Reference};
-
-/// A small generator of test values; every use names its seed.
-pub(super) struct Noise(u64);
-
-impl Noise {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as u32
-    }
-
-    pub(super) fn below(&mut self, n: usize) -> usize {
-        self.next() as usize % n
-    }
-
-    /// About normal, exact in f32.
-    pub(super) fn value(&mut self) -> f64 {
-        let sum: f64 = (0..4).map(|_| self.next() as f64 / (1u64 << 31) as f64 - 0.5).sum();
-        (sum * 1.7) as f32 as f64
-    }
-
-    pub(super) fn values(&mut self, n: usize) -> Vec<f64> {
-        (0..n).map(|_| self.value()).collect()
-    }
-}
+use crate::{Device, Row, Step, Window, reference::Reference};
 
 /// The plainest CPU device.
 pub(super) fn plain() -> Cpu {
@@ -87,35 +62,16 @@ pub(super) fn close_to_reference(
     println!("{what}: error {:.2e} of the largest, bound {bound:.0e}", error / largest);
 }
 
-/// A buffer with these rows.
-pub(super) fn filled(device: &mut dyn Device, width: usize, values: &[f64]) -> Buffer {
-    let buffer = device.buffer(values.len() / width, width).expect("fits");
-    device.write(buffer, 0, values).expect("fits");
-    buffer
-}
-
-pub(super) fn read(device: &mut dyn Device, buffer: Buffer, n: usize) -> Vec<f32> {
-    let mut out = vec![0.0; n];
-    device.read(buffer, 0, &mut out).expect("fits");
-    out
-}
-
-/// A window over its own pages, from `page` on.
-pub(super) fn window(place: u32, first: usize, rows: usize, start: usize, page: u32, commit: bool) -> Window {
-    let pages = (0..((start + rows).div_ceil(crate::PAGE_TOKENS)) as u32).map(|i| page + i).collect();
-    Window { place, first, rows, start, pages, parents: None, commit }
-}
-
-/// A step of text rows.
-pub(super) fn step(windows: Vec<Window>) -> Step {
-    let mut rows = Vec::new();
-    for window in &windows {
-        rows.extend((0..window.rows).map(|row| Row { token: None, position: [window.index(row) as u32; 3] }));
+/// The inputs of a step's rows, each made by `token` from a sequence's seed and a token index.
+pub(super) fn rows_of<const N: usize>(
+    tokens: &[(u64, usize)],
+    token: impl Fn(u64, usize) -> [Vec<f64>; N],
+) -> [Vec<f64>; N] {
+    let mut inputs = [const { Vec::new() }; N];
+    for &(seed, at) in tokens {
+        for (all, one) in inputs.iter_mut().zip(token(seed, at)) {
+            all.extend(one);
+        }
     }
-    Step::new(rows, windows).expect("valid")
-}
-
-/// A random tree of `rows` rows, some of them roots.
-pub(super) fn tree(noise: &mut Noise, rows: usize) -> Vec<Option<u32>> {
-    (0..rows).map(|row| noise.below(row + 1).checked_sub(1).map(|parent| parent as u32)).collect()
+    inputs
 }
