@@ -391,9 +391,7 @@ impl Device for Cuda {
 
     fn conv(&mut self, x: Buffer, taps: VectorRef, pool: StatePool, out: Buffer) -> Result {
         self.check_places("conv", pool)?;
-        if self.shape.some_open {
-            self.tables.states[pool.0 as usize].make_room(&self.step)?;
-        }
+        self.make_kept_room(pool)?;
         self.check_rows("conv", self.shape.rows, &[x, out])?;
         self.record(Command::Conv { x, taps, pool, out })
     }
@@ -409,9 +407,7 @@ impl Device for Cuda {
         out: Buffer,
     ) -> Result {
         self.check_places("delta_rule", pool)?;
-        if self.shape.some_open {
-            self.tables.states[pool.0 as usize].make_room(&self.step)?;
-        }
+        self.make_kept_room(pool)?;
         self.check_rows("delta_rule", self.shape.rows, &[mixed, a, b, out])?;
         let kept = &mut self.kept[pool.0 as usize];
         for window in self.step.windows() {

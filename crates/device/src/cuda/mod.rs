@@ -51,7 +51,7 @@ pub use ship::ship;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{DeviceError, Step};
+use crate::{DeviceError, StatePool, Step};
 use command::Command;
 use compile::Kernels;
 use driver::{Card, Driver, Pinned, Result};
@@ -235,6 +235,16 @@ impl Cuda {
             self.tables.forget_moved();
         }
         Ok(())
+    }
+
+    /// Takes memory for what the step's windows will keep in a pool.
+    fn make_kept_room(&mut self, pool: StatePool) -> Result {
+        if !self.shape.some_open || self.tables.states[pool.0 as usize].has_room(&self.step) {
+            return Ok(());
+        }
+        // What is kept of the windows before may still wait to be taken over.
+        self.flush()?;
+        self.tables.states[pool.0 as usize].make_room(&self.step)
     }
 
     fn has_commands(&self) -> bool {

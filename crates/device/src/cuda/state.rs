@@ -10,7 +10,7 @@ use super::driver::{Driver, Result};
 use super::launch::{Args, Kernel};
 use super::lower::Lowering;
 use super::memory::{DeviceMemory, Span};
-use crate::{DeltaShape, DeltaState, DeviceError, StatePool, Step};
+use crate::{DeltaShape, DeltaState, DeviceError, StatePool, Step, Window};
 
 /// Value columns of a unit.
 const COLUMNS: usize = 4;
@@ -129,12 +129,27 @@ impl States {
         self.recurrent.bytes() + self.conv.bytes() + self.table.bytes() + kept
     }
 
-    /// Takes memory for what the step's uncommitted windows will keep. What was kept at their places is lost.
+    /// Bytes that an uncommitted window keeps.
+    fn kept_bytes(&self, window: &Window) -> usize {
+        window.rows.next_multiple_of(KEPT_ROWS) * 4 * self.layout().kept()
+    }
+
+    /// Is there memory for what the step's uncommitted windows will keep?
+    pub(super) fn has_room(&self, step: &Step) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |window: &Window| {
+            let held = kept[window.place as usize].as_ref();
+            window.commit || held.is_some_and(|held| held.bytes() >= self.kept_bytes(window))
+        };
+        step.windows().iter().all(fits)
+    }
+
+    /// Takes memory for what the step's uncommitted windows will keep. What was kept at their places is lost
+    /// where that is more than before: nothing that reads it may wait.
     pub(super) fn make_room(&self, step: &Step) -> Result {
-        let row = 4 * self.layout().kept();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         for window in step.windows().iter().filter(|window| !window.commit) {
-            let (place, bytes) = (window.place as usize, window.rows.next_multiple_of(KEPT_ROWS) * row);
+            let (place, bytes) = (window.place as usize, self.kept_bytes(window));
             if kept[place].as_ref().is_none_or(|held| held.bytes() < bytes) {
                 kept[place] = None;
                 let memory = DeviceMemory::zeros(&self.driver, "state_pool", bytes)?;

@@ -5,7 +5,7 @@ use quant::{Dtype, Encoding, Matrix, Scheme, Zero};
 use super::super::Cuda;
 use super::super::standin::{Event, StandIn};
 use super::device;
-use crate::{Buffer, Device, Draw, Row, Step, VectorRef, Window};
+use crate::{Buffer, DeltaShape, Device, Draw, Row, Step, VectorRef, Window};
 
 /// A grouped matrix of zeros.
 fn grouped(rows: usize, cols: usize) -> Matrix {
@@ -225,4 +225,33 @@ fn steps_that_take_drawn_tokens_run_in_one_list() {
     assert_eq!(names(stub.events()), drawn);
     assert_eq!(device.drawn().expect("ran").len(), 1);
     assert_eq!(stub.events(), []);
+}
+
+/// What a longer window keeps needs other memory: the rows before are taken over from theirs first.
+#[test]
+fn rows_are_kept_before_a_longer_window_takes_their_room() {
+    let (mut device, stub) = device();
+    let shape = DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, conv_taps: 4 };
+    let pool = device.state_pool(shape, 1).expect("fits");
+    let [x, mixed] = [(); 2].map(|()| device.buffer(16, shape.channels()).expect("fits"));
+    let [a, b] = [(); 2].map(|()| device.buffer(16, 1).expect("fits"));
+    let out = device.buffer(16, 16).expect("fits");
+    let taps = device.vector(&vec![1.0; 4 * shape.channels()]).expect("fits");
+    let [decay, bias] = [(); 2].map(|()| device.vector(&[1.0]).expect("fits"));
+    let window = |device: &mut Cuda, rows: usize| {
+        let step = step(rows, 5);
+        let windows = step.windows().iter().map(|window| Window { commit: false, ..window.clone() });
+        let open = Step::new(step.rows().to_vec(), windows.collect()).expect("valid");
+        device.begin(&open).expect("fits");
+        device.conv(x, taps, pool, mixed).expect("fits");
+        device.delta_rule(mixed, a, b, decay, bias, pool, out).expect("fits");
+    };
+    for (rows, waits) in [(4, true), (8, true), (10, false), (12, true), (4, true)] {
+        stub.events();
+        window(&mut device, rows);
+        let kept = names(stub.events()).contains(&"state_keep".to_owned());
+        assert_eq!(kept, !waits, "rows of the window before, at a window of {rows}");
+        device.read(out, 0, &mut [0.0]).expect("runs");
+        device.state_keep(pool, 0, &[0, 1]).expect("fits");
+    }
 }
