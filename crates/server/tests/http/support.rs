@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use axum::response::Response;
 use engine::fake::{FakeConfig, FakeCost, FakeDrafts, FakeModel, Faults, Pace};
 use engine::{Engine, Handle, Settings as EngineSettings};
 use model::{Draft, DraftAsk, Draw, Drawn, Features, ImageRow, ImageSpec, Logits, Model, ModelError};
@@ -306,8 +307,13 @@ impl Server {
         *self.script.lock().unwrap() = Some(ids);
     }
 
+    /// An answer whose body nobody has read yet.
+    pub async fn unread(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
     pub async fn call(&self, request: Request<Body>) -> Answer {
-        let response = self.router.clone().oneshot(request).await.unwrap();
+        let response = self.unread(request).await;
         let (parts, body) = response.into_parts();
         let body =
             tokio::time::timeout(WAIT, to_bytes(body, usize::MAX)).await.expect("a whole body in time");
@@ -323,8 +329,7 @@ impl Server {
     }
 
     pub async fn post_text(&self, path: &str, body: impl Into<Body>) -> Answer {
-        let request = request("POST", path).header("content-type", "application/json");
-        self.call(request.body(body.into()).unwrap()).await
+        self.call(posted(path, body)).await
     }
 
     /// A chat of one question, with further fields.
@@ -364,6 +369,10 @@ impl Server {
 
 pub fn request(method: &str, path: &str) -> axum::http::request::Builder {
     Request::builder().method(method).uri(path).header("host", "localhost")
+}
+
+pub fn posted(path: &str, body: impl Into<Body>) -> Request<Body> {
+    request("POST", path).header("content-type", "application/json").body(body.into()).unwrap()
 }
 
 /// A chat of one question, greedy, thinking off, 24 tokens; with further fields.
