@@ -24,8 +24,8 @@ pub(crate) const ROWS_MAX: usize = 512;
 
 /// How many times the rows of a processor's step a card's step has.
 const CARD_ROWS: usize = 8;
-/// The same on a card of which so many bytes may be used: it is filled still better, and what such a step works
-/// in (4 GiB for a model of 35B) is a small part of it.
+/// The same on a card of which so many bytes may be used: it is filled still better, and what such a step
+/// works in (4 GiB for a model of 35B) is a small part of it.
 const LARGE_CARD: (u64, usize) = (64 << 30, 16);
 /// Memory beside the weights that a card must have before `auto` takes it, bytes.
 const ROOM: u64 = 1 << 30;

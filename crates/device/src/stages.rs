@@ -108,9 +108,9 @@ pub struct Drawn {
 /// Memory and stages. One queue: calls take effect in order.
 ///
 /// Callers pass handles of this device, and rows and widths of the shapes written below: what does not fit is
-/// a mistake of the program, which a device refuses as [`DeviceError::Failed`] or by a panic. Memory that cannot
-/// be had is [`DeviceError::OutOfMemory`]. A device that queues may tell a fault of a stage at a later call, and
-/// refuses all calls from then on.
+/// a mistake of the program, which a device refuses as [`DeviceError::Failed`] or by a panic. Memory that
+/// cannot be had is [`DeviceError::OutOfMemory`]. A device that queues may tell a fault of a stage at a later
+/// call, and refuses all calls from then on.
 pub trait Device: Send {
     /// What people see: `cpu (avx512-vnni, 2 threads)`.
     fn name(&self) -> String;
@@ -287,8 +287,8 @@ pub trait Device: Send {
 
     // Stages of the vision tower (`docs/model.md` section 9). A device without them refuses pictures by name.
 
-    /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's `frames`
-    /// times.
+    /// Rows of a picture's patches, from row `at` of `to` on: the value of every pixel, each channel's
+    /// `frames` times.
     fn patch_rows(&mut self, _pixels: Pixels<'_>, _to: Buffer, _at: usize) -> Result {
         no_pictures("patch_rows")
     }

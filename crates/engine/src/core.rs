@@ -303,8 +303,8 @@ impl Core {
         self.admit();
     }
 
-    /// From now on [`Self::tick`] is called again as soon as it has returned true: tokens of a step may then be
-    /// told while the next one runs.
+    /// From now on [`Self::tick`] is called again as soon as it has returned true: tokens of a step may then
+    /// be told while the next one runs.
     pub(crate) fn tick_on(&mut self) {
         self.ticks_on = true;
     }
@@ -314,8 +314,8 @@ impl Core {
         self.told.drain(..).for_each(|(reply, event)| reply.send(event));
     }
 
-    /// Decides whether the tokens of a round of these parts are told while the next step runs. What takes long
-    /// before a step runs keeps nobody waiting.
+    /// Decides whether the tokens of a round of these parts are told while the next step runs. What takes
+    /// long before a step runs keeps nobody waiting.
     pub(crate) fn begin_telling(&mut self, parts: &[Part]) {
         let decodes = parts.iter().all(|part| matches!(part, Part::Decode { .. }));
         self.tells_later = self.ticks_on && decodes && self.model.steps_ahead();

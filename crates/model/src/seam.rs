@@ -145,7 +145,8 @@ pub trait Model: Send {
     fn steps_ahead(&self) -> bool {
         false
     }
-    /// [`Self::draw`], with something to do once while the device computes; where it does not, that comes first.
+    /// [`Self::draw`], with something to do once while the device computes; where it does not, that comes
+    /// first.
     fn draw_beside(&mut self, draws: &[Draw], meanwhile: &mut dyn FnMut()) -> Result<Vec<Drawn>, ModelError> {
         meanwhile();
         self.draw(draws)
@@ -178,8 +179,8 @@ pub trait Model: Send {
     fn import_snapshot(&mut self, into: SnapshotId, bytes: &[u8]) -> Result<(), ModelError>;
     /// A page as bytes, all layers, for keeping outside the device.
     fn export_page(&mut self, page: u32) -> Result<Vec<u8>, ModelError>;
-    /// Takes back what [`Self::export_page`] gave, here or on another model of the same weights; other lengths
-    /// are refused.
+    /// Takes back what [`Self::export_page`] gave, here or on another model of the same weights; other
+    /// lengths are refused.
     fn import_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), ModelError>;
 
     /// What pictures the model takes; `None`: none.

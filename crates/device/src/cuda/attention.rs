@@ -14,11 +14,12 @@ const BLOCK: u32 = 256;
 const SMALL_ROWS: usize = 16;
 /// Heads that a warp takes together.
 const VECTORS: usize = 8;
-/// Rows of a block of the prompt kernel, and blocks of keys that it has room for; the first that the card's shared
-/// memory holds.
+/// Rows of a block of the prompt kernel, and blocks of keys that it has room for; the first that the card's
+/// shared memory holds.
 const PROMPT_FORMS: [(usize, usize); 3] = [(8, 2), (8, 1), (4, 1)];
-/// Rows and threads of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its `Room`:
-/// query codes, K and V as halves twice, scales twice, ratios of units, what is kept aside of rows, barriers.
+/// Rows and threads of a block of `attention_warpgroup.cu`, the groups of its heads, and the bytes of its
+/// `Room`: query codes, K and V as halves twice, scales twice, ratios of units, what is kept aside of rows,
+/// barriers.
 const WARPGROUP_ROWS: usize = 16;
 const WARPGROUP_BLOCK: u32 = 384;
 const WARPGROUP_GROUPS: usize = 4;
@@ -95,12 +96,12 @@ impl Call {
         [pair(self.shape.heads, spans as u32), pair(rows_max, self.scale.to_bits())]
     }
 
-    /// Small windows: a block for every span, then the spans of each row and head joined. Windows, and rows of
-    /// one, take turns where all their parts would not fit [`SPAN_BYTES_MAX`].
+    /// Small windows: a block for every span, then the spans of each row and head joined. Windows, and rows
+    /// of one, take turns where all their parts would not fit [`SPAN_BYTES_MAX`].
     fn spans(&self, c: &mut Lowering<'_>, rows_max: usize) -> Result {
         let shape = c.shape();
-        // A tree's rows see different keys at the same index; and while there is room for a block of each row, they
-        // are done sooner apart.
+        // A tree's rows see different keys at the same index; and while there is room for a block of each
+        // row, they are done sooner apart.
         let blocks = shape.spans * self.tiles * rows_max * shape.windows;
         let apart = rows_max == 1 || shape.tree || blocks <= BLOCKS_APART * c.facts().processors as usize;
         let most = c.facts().shared_max as usize;
@@ -179,7 +180,8 @@ impl Call {
         of_rows + places_and_scales + RING_PARTS * self.part_bytes()
     }
 
-    /// Do warpgroups take long chains, and with how many spans apart? 0: each block of threads walks all spans.
+    /// Do warpgroups take long chains, and with how many spans apart? 0: each block of threads walks all
+    /// spans.
     fn warpgroup_spans(&self, c: &Lowering<'_>) -> Option<usize> {
         let (of, shape) = (self.shape, c.shape());
         let has_form = c.facts().capability == 90
@@ -227,7 +229,8 @@ impl Call {
         Ok(())
     }
 
-    /// Makes halves of the keys and values of long chains where that pays and they fit: the kernels' `Halves`.
+    /// Makes halves of the keys and values of long chains where that pays and they fit: the kernels'
+    /// `Halves`.
     fn halves(&self, c: &mut Lowering<'_>, tiles: usize) -> Result<Option<[u64; 2]>> {
         let (shape, kv_heads) = (c.shape(), self.shape.kv_heads);
         let blocks = shape.spans * SPAN_BLOCKS;

@@ -174,7 +174,8 @@ pub(super) enum Command {
         rows: usize,
         out: Buffer,
     },
-    /// To row `at` of `to`, from `area` pixels a channel; bytes: levels of the channels, f32, then the pixels of `rows` rows.
+    /// To row `at` of `to`, from `area` pixels a channel; bytes: levels of the channels, f32, then the pixels
+    /// of `rows` rows.
     PatchRows {
         bytes: Span,
         rows: usize,

@@ -1,10 +1,11 @@
 //! The CUDA device: the bits of the CPU device (`docs/arithmetic.md`) on NVIDIA cards.
 //!
-//! Stage calls only record commands ([`command`]). When the host wants to see something, or a step begins that
-//! does not take up what is drawn or kept before it, the list is lowered to launches ([`lower`]), which are kept and replayed as a graph when the same
-//! list comes again ([`graph`]). All that varies between two such lists (tokens, positions, places, pages,
-//! row lists) lies in one upload at a fixed address ([`memory`]). Kernels are text, compiled at first use
-//! ([`compile`]). Each stage has a file of its name, here and in `kernels/cuda`.
+//! Stage calls only record commands ([`command`]). When the host wants to see something, or a step begins
+//! that does not take up what is drawn or kept before it, the list is lowered to launches ([`lower`]), which
+//! are kept and replayed as a graph when the same list comes again ([`graph`]). All that varies between two
+//! such lists (tokens, positions, places, pages, row lists) lies in one upload at a fixed address
+//! ([`memory`]). Kernels are text, compiled at first use ([`compile`]). Each stage has a file of its name,
+//! here and in `kernels/cuda`.
 
 mod attention;
 mod check;

@@ -84,8 +84,8 @@ pub(super) fn aligned_written(
     Ok(codes)
 }
 
-/// Codes of a plane's first rows, of marked rows at least, and aligned ones, made by launches of their own unless they
-/// are there.
+/// Codes of a plane's first rows, of marked rows at least, and aligned ones, made by launches of their own
+/// unless they are there.
 fn aligned(c: &mut Lowering<'_>, plane: Buffer, rows: usize, group: usize) -> Result<(Codes, Aligned)> {
     if let Some(aligned) = c.aligned(plane, rows, group) {
         return Ok((c.codes_place(plane, group)?, aligned));
@@ -99,16 +99,16 @@ fn aligned(c: &mut Lowering<'_>, plane: Buffer, rows: usize, group: usize) -> Re
     Ok((from, aligned))
 }
 
-/// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for the
-/// least time.
+/// Rows of a tile, at most `most`, for `blocks` blocks of outputs: those that keep all processors busy for
+/// the least time.
 fn tile_rows(processors: usize, blocks: usize, rows: usize, most: usize) -> usize {
     let time = |&(tile, time): &(usize, usize)| (blocks * rows.div_ceil(tile)).div_ceil(processors) * time;
     let tiles = TILE_ROWS.iter().filter(|(tile, _)| *tile <= most);
     tiles.min_by_key(|tile| time(tile)).map_or(most, |&(tile, _)| tile)
 }
 
-/// Launches over matrices of one kind in groups of `group`. The result: codes of the rows that another form has to do
-/// again, and the marks of these.
+/// Launches over matrices of one kind in groups of `group`. The result: codes of the rows that another form
+/// has to do again, and the marks of these.
 pub(super) fn linear(
     c: &mut Lowering<'_>,
     x: Buffer,
@@ -156,8 +156,8 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Aligns the rows; codes of those that another form has to do again are the result too. `lists`: the words
-    /// of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of wide pairs go.
+    /// Aligns the rows; codes of those that another form has to do again are the result too. `lists`: the
+    /// words of `ExpertArgs` up to `out`; `plain`: where codes, units and sums of wide pairs go.
     pub(super) fn new(
         c: &mut Lowering<'_>,
         shape: ExpertShape,

@@ -116,8 +116,8 @@ fn attention_over_spans() {
     }
 }
 
-/// Windows of few rows behind many tokens of which the keys alone are made: over the edges of blocks and spans,
-/// several windows together, inputs of every kind.
+/// Windows of few rows behind many tokens of which the keys alone are made: over the edges of blocks and
+/// spans, several windows together, inputs of every kind.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn few_rows_behind_many() {

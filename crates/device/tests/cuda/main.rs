@@ -143,7 +143,8 @@ impl Pair {
         Self { cpu: cpu(), cuda: cuda() }
     }
 
-    /// Runs a script on both, on CUDA twice, and asks for equal bits. A script makes what it needs at each run.
+    /// Runs a script on both, on CUDA twice, and asks for equal bits. A script makes what it needs at each
+    /// run.
     pub(crate) fn same(&mut self, what: &str, mut script: impl FnMut(&mut dyn Device) -> Vec<f32>) {
         let expected = script(&mut self.cpu);
         for run in 1..=2 {

@@ -207,8 +207,8 @@ fn dense_and_mixed_matrices_equal_the_cpu() {
     assert_eq!(wrong, 0);
 }
 
-/// Matrices of one way of storing: more tiles than a small card has blocks for, so that blocks take several in
-/// turn.
+/// Matrices of one way of storing: more tiles than a small card has blocks for, so that blocks take several
+/// in turn.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn matrices_alike_equal_the_cpu() {

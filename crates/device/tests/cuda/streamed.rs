@@ -4,8 +4,8 @@ use quant::{Dtype, Scheme, Zero};
 
 use crate::matrices::{Layer, MLX, Random, check, check_experts, dense, grouped, six};
 
-/// Matrices whose weights stream through blocks that stay: all widths of one group length together, dense ones
-/// beside them, and so many tiles of one kind that few rows stream them too.
+/// Matrices whose weights stream through blocks that stay: all widths of one group length together, dense
+/// ones beside them, and so many tiles of one kind that few rows stream them too.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn streamed_matrices_equal_the_cpu() {

@@ -69,8 +69,8 @@ pub(crate) fn dense(random: &mut Random, rows: usize, cols: usize, dtype: Dtype)
     Matrix::dense(rows, cols, dtype, values.into()).expect("a valid matrix")
 }
 
-/// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers and, with `edges`, all codes at an
-/// edge.
+/// Rows of every kind: ordinary, zero, tiny, huge, faulting, damped outliers and, with `edges`, all codes at
+/// an edge.
 pub(crate) fn activations(random: &mut Random, rows: usize, cols: usize, edges: bool) -> Vec<f32> {
     let kinds = if edges { 12 } else { 11 };
     let mut x: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
